@@ -1,7 +1,7 @@
 """Every error that a user of the workbench can meet.
 
-An error says what was wrong (with the value), what was expected, and what to do. Code that reports a user's mistake raises one of
-these kinds and nothing else; the CLI prints it without a traceback and exits with code 2.
+An error says what was wrong (with the value), what was expected, and what to do. Code that reports
+a user's mistake raises one of these kinds and nothing else; the CLI prints it without a traceback and exits with 2.
 """
 
 from __future__ import annotations

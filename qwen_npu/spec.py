@@ -1,6 +1,7 @@
 """Dimensions of a Qwen3.5 model, the shapes of its states and what they cost in bytes.
 
-The one place for dimensions: read from a Hugging Face `config.json` or from a preset. Knows nothing of graphs, files of weights or devices.
+The one place for dimensions: read from a Hugging Face `config.json` or from a preset.
+Knows nothing of graphs, files of weights or devices.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class VisionSpec:
 class ModelSpec:
     """A Qwen3.5 model. Names as users know them: NK, NV heads and DK, DV lanes of the linear layers.
 
-    Shapes are in elements, sizes in bytes. `numerics` "device" gives the dtypes of the deployed graphs (conv and KV f16, recurrent f32),
-    "f32" makes every state f32.
+    Shapes are in elements, sizes in bytes. `numerics` "device" gives the dtypes of the deployed graphs (conv, KV f16;
+    recurrent f32), "f32" makes every state f32.
     """
 
     hidden: int
@@ -81,12 +82,12 @@ class ModelSpec:
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
-        """Indices of the linear-attention layers, in order; row i of the conv and recurrent stacks is layer `linear_layers[i]`."""
+        """Indices of the linear layers; row i of the conv and recurrent stacks is layer `linear_layers[i]`."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == "linear_attention")
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Indices of the full-attention layers; rows 2i and 2i+1 of the KV stack are k and v of layer `full_layers[i]`."""
+        """Indices of the full layers; rows 2i and 2i+1 of the KV stack are k and v of layer `full_layers[i]`."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == "full_attention")
 
     @property
@@ -124,7 +125,7 @@ class ModelSpec:
         return batch * self.vocab * _half_bytes(numerics)
 
     def growing_kv_copied_bytes(self, past_tokens: int, steps: int, numerics: Numerics = "device") -> int:
-        """Bytes of KV written by `steps` growing steps that start at `past_tokens`: step i writes past + i + 1 positions."""
+        """Bytes of KV that `steps` growing steps write from `past_tokens` on: step i writes past + i + 1 positions."""
         positions = steps * past_tokens + steps * (steps + 1) // 2
         return positions * self.kv_bytes(1, numerics=numerics)
 
@@ -153,7 +154,7 @@ class ModelSpec:
         """Reads `config.json` of a Hugging Face Qwen3.5 checkpoint directory.
 
         Raises:
-            CheckpointError: the file is missing, not JSON, not a Qwen3.5 configuration, or one that the graphs do not cover.
+            CheckpointError: the file is missing, not JSON, or not a Qwen3.5 configuration that the graphs cover.
         """
         path = Path(directory) / "config.json"
         try:
@@ -169,7 +170,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], end_tokens: tuple[int, ...] = ()) -> ModelSpec:
-        """Builds the spec from a parsed `config.json`; `end_tokens` are added to the configuration's own end of text."""
+        """Builds the spec from a parsed `config.json`; `end_tokens` are added to its own."""
         if config.get("model_type") != "qwen3_5":
             raise CheckpointError(
                 f"model_type is {config.get('model_type')!r}", expected="'qwen3_5'", fix="point to a Qwen3.5 checkpoint"

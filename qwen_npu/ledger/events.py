@@ -1,7 +1,7 @@
 """The typed events that the runtime emits, and the sink they go to. Knows nothing of who emits or stores them.
 
-Everything that views, reports, traces and the CLI show is derived from these. An emitter (driver, runtime, slot pool) holds an
-`EventSink` and nothing else of the ledger.
+Everything that views, reports, traces and the CLI show is derived from these. An emitter (driver, runtime,
+slot pool) holds an `EventSink` and nothing else of the ledger.
 """
 
 from __future__ import annotations
