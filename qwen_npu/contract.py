@@ -13,6 +13,7 @@ from qwen_npu.errors import ContractError
 from qwen_npu.spec import ModelSpec, Numerics
 
 Stage = Literal["vision", "prefill", "decode", "verify", "admit", "peek", "op"]
+BufferKind = Literal["conv", "recurrent", "kv", "logits", "input", "pool", "peek", "other"]
 Dim = int | str
 """A fixed size, or the name of a dimension that the caller chooses."""
 
@@ -53,19 +54,16 @@ def present_of(past: str) -> str:
     return past.replace("past_", "present_") if past.startswith("past_") else f"present_{past}"
 
 
-def buffer_kind(name: str) -> str:
-    """The kind of buffer (`ledger.events.BufferKind`) that a tensor of this name is."""
+_BARE_KINDS: tuple[BufferKind, ...] = ("conv", "recurrent", "kv", "logits", "peek")
+
+
+def buffer_kind(name: str) -> BufferKind:
+    """The kind of buffer that a tensor of this name is."""
     bare = name.removeprefix("past_").removeprefix("present_")
     if bare.startswith(("conv_pool", "state_pool")):
         return "pool"
-    for prefix, kind in (
-        ("conv", "conv"),
-        ("recurrent", "recurrent"),
-        ("kv", "kv"),
-        ("logits", "logits"),
-        ("peek", "peek"),
-    ):
-        if bare.startswith(prefix):
+    for kind in _BARE_KINDS:
+        if bare.startswith(kind):
             return kind
     return "input"
 

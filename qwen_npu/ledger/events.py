@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from qwen_npu.contract import BufferKind
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -38,8 +40,6 @@ EventKind = Literal[
     "verify",
     "accept",
 ]
-
-BufferKind = Literal["conv", "recurrent", "kv", "logits", "input", "pool", "peek", "other"]
 
 
 class Event(NamedTuple):
@@ -80,7 +80,7 @@ class Buffer(NamedTuple):
     Attributes:
         id: stable and unique in a recording, e.g. "recurrent.a".
         name: tensor name in the graph, e.g. "past_recurrent_states".
-        kind: one of `BufferKind`.
+        kind: one of `contract.BufferKind`.
         half: "a" or "b" of a ping-pong pair, "" where there is no pair.
         device: "host" or "ascend:N".
         dtype: NumPy dtype name.
