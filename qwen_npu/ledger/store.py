@@ -1,0 +1,534 @@
+"""The ledger file: takes events as they happen, keeps them in SQLite, gives them back.
+
+Knows the tables and how they survive a killed process; knows nothing of what events mean beyond the rows they fill:
+`allocate` and `free` make a buffer, `step` makes a step, an event's `arrays` make peeks.
+A live ledger and a recorded one are read by the same methods.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from qwen_npu.errors import LedgerError
+from qwen_npu.ledger.events import Buffer, Event, EventKind
+
+SCHEMA = 1
+
+BATCH_EVENTS = 512
+BATCH_NS = 50_000_000
+"""A batch is written when it holds so many events or is so old, whichever comes first."""
+BACKLOG_EVENTS = 8192
+"""While somebody reads, the writer does not wait for him until it has this many events in hand."""
+
+_ARRAYS_PER_EVENT = 1024
+"""The row id of a peek is its event's seq times this plus its place in the event, so that it names its event."""
+
+_EVENT_COLUMNS = ("seq", "t_ns", "dur_ns", "kind", "stage", "step", "buffer", "other", "nbytes", "source", "detail")
+_STEP_COLUMNS = (
+    "stage",
+    "step",
+    "token",
+    "text",
+    "predict_ms",
+    "wall_ms",
+    "upload_ms",
+    "host_to_device_bytes",
+    "device_to_host_bytes",
+    "allocated_bytes",
+    "drafted",
+    "accepted",
+    "tokens",
+)
+_FIGURES = _STEP_COLUMNS[2:]
+_CELLS = frozenset({int, float, str})
+"""What a cell holds as it is; lists (of a verify's rows) become JSON."""
+_TABLES = {
+    "meta": "key TEXT PRIMARY KEY, value TEXT",
+    "events": "seq INTEGER PRIMARY KEY, t_ns INTEGER, dur_ns INTEGER, kind TEXT, stage TEXT, step INTEGER, "
+    "buffer TEXT, other TEXT, nbytes INTEGER, source TEXT, detail TEXT",
+    "buffers": ", ".join(Buffer._fields),
+    "steps": ", ".join(_STEP_COLUMNS),
+    "peeks": "step, name, dtype, shape, data BLOB",
+}
+
+
+class StepRow(NamedTuple):
+    """One row of `steps`: figures of a StepResult. `drafted`, `accepted` and `tokens` belong to verify, else None."""
+
+    seq: int
+    stage: str
+    step: int
+    token: int | None
+    text: str
+    predict_ms: float
+    wall_ms: float
+    upload_ms: float
+    host_to_device_bytes: int
+    device_to_host_bytes: int
+    allocated_bytes: int
+    drafted: Any = None
+    accepted: Any = None
+    tokens: Any = None
+
+
+class Peek(NamedTuple):
+    """One array of a peek; `seq` is that of its event."""
+
+    seq: int
+    step: int
+    name: str
+    array: np.ndarray
+
+
+class Ledger:
+    """Takes events (it is an `EventSink`), keeps them, and reads them back.
+
+    Args:
+        path: the file to write; a ledger that is already there is replaced, any other file is refused. None keeps
+            everything in memory.
+
+    One thread writes; any thread reads, in this process or (of a file) in another, while the run goes on. `close` ends
+    the writing, not the reading. An event's `detail` must not be changed after it was given; `arrays` may.
+
+    Raises:
+        LedgerError: the file cannot be written, or is something other than a ledger.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._writable = True
+        self._lock = threading.RLock()
+        self._pending: deque[tuple[Event, tuple[tuple[str, str, str, bytes], ...]]] = deque()
+        self._next_seq = 0
+        self._alive: dict[str, list[int]] = {}
+        self._flushed_ns = time.perf_counter_ns()
+        self._connection: sqlite3.Connection | None
+        if self.path is None:
+            self._connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        else:
+            self._connection = _create_file(self.path)
+        with self._lock, _explained(self.path):
+            for table, columns in _TABLES.items():
+                self._connection.execute(f"CREATE TABLE {table} ({columns})")
+        self.set_meta("schema", SCHEMA)
+        self.set_meta("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        self.set_meta("started_ns", time.perf_counter_ns())
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.path is None else str(self.path)
+        return f"<Ledger {where}: {self.last_seq + 1} events{'' if self._writable else ', read only'}>"
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # writing
+
+    def __call__(self, event: Event) -> None:
+        """Records one event. Its arrays are copied at once, since they may be views of memory that changes."""
+        if not self._writable:
+            self._refuse_writing(f"a {event.kind} event")
+        arrays = event.arrays
+        self._pending.append((event, _pack_arrays(arrays) if arrays else ()))
+        waiting = len(self._pending)
+        if (waiting >= BATCH_EVENTS or time.perf_counter_ns() - self._flushed_ns > BATCH_NS) and self._lock.acquire(
+            blocking=waiting >= BACKLOG_EVENTS
+        ):
+            try:
+                self._write()
+            finally:
+                self._lock.release()
+
+    def flush(self) -> None:
+        """Writes what waits, so that every reader sees it and a killed process does not lose it."""
+        with self._lock:
+            self._write()
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Keeps a fact about the whole recording (bundle digest, driver, capacity, ...): anything JSON can hold."""
+        if not self._writable:
+            self._refuse_writing(f"meta {key!r}")
+        with self._lock, _explained(self.path):
+            self._open().execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, _encode(value)))
+
+    def close(self) -> None:
+        """Ends the recording: everything is in one file, which this object goes on reading."""
+        with self._lock:
+            if not self._writable:
+                return
+            self._write()
+            self._writable = False
+            if self.path is not None and self._connection is not None:
+                with _explained(self.path):
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    with suppress(sqlite3.OperationalError):  # while others read it; the file is complete all the same
+                        self._connection.execute("PRAGMA journal_mode=DELETE")
+                    self._connection.close()
+                self._connection = None
+
+    def _refuse_writing(self, what: str) -> None:
+        raise LedgerError(
+            f"{what} came to a ledger that is closed ({self.path or 'in memory'})",
+            expected="events only until close()",
+            fix="record into a new ledger",
+        )
+
+    def _write(self) -> None:
+        """Moves the waiting events into the tables, in one transaction. The caller holds the lock."""
+        pending = self._pending
+        self._flushed_ns = time.perf_counter_ns()
+        if not pending:
+            return
+        batch = [pending.popleft() for _ in range(len(pending))]
+        connection = self._open()
+        rows: list[tuple[Any, ...]] = []
+        steps: list[tuple[Any, ...]] = []
+        peeks: list[tuple[Any, ...]] = []
+        made: dict[int, list[Any]] = {}
+        freed: list[tuple[int, int]] = []
+        seq = self._next_seq
+        for event, arrays in batch:
+            kind, t_ns, dur_ns, stage, step, buffer, other, nbytes, source, detail, _, _ = event
+            # What an allocation tells is kept once, in `buffers`.
+            text = _encode(detail) if detail and kind != "allocate" else None
+            rows.append((seq, t_ns, dur_ns, kind, stage, step, buffer, other, nbytes, source, text))
+            if kind == "step":
+                steps.append((seq, stage, step, *[_step_value(value) for value in map((detail or {}).get, _FIGURES)]))
+            elif kind == "allocate":
+                made[seq] = _buffer_row(event)
+                self._alive.setdefault(buffer, []).append(seq)
+            elif kind == "free" and self._alive.get(buffer):
+                # The oldest: while a growing state is handed on, two buffers of one id are alive.
+                owner = self._alive[buffer].pop(0)
+                if owner in made:
+                    made[owner][-1] = t_ns
+                else:
+                    freed.append((t_ns, owner))
+            for place, array in enumerate(arrays):
+                peeks.append((seq * _ARRAYS_PER_EVENT + place, step, *array))
+            seq += 1
+        with _explained(self.path):
+            connection.execute("BEGIN")
+            try:
+                connection.executemany(_INSERT_EVENT, rows)
+                connection.executemany(_INSERT_BUFFER, [(owner, *row) for owner, row in made.items()])
+                connection.executemany("UPDATE buffers SET freed = ? WHERE rowid = ?", freed)
+                connection.executemany(_INSERT_STEP, steps)
+                connection.executemany(_INSERT_PEEK, peeks)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        self._next_seq = seq
+
+    # reading
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = _open_file(cast(Path, self.path))
+        return self._connection
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a SELECT over the tables meta, events, buffers, steps and peeks (events waiting are written first).
+
+        In `buffers` and `steps` rowid is the seq of the event that made the row; in `peeks` it is 1024 * seq + place.
+        """
+        with self._lock, _explained(self.path):
+            if self._writable:
+                self._write()
+            return self._open().execute(sql, parameters).fetchall()
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return {key: _decode(value) for key, value in self.query("SELECT key, value FROM meta ORDER BY key")}
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the newest event, -1 if there is none."""
+        return int(self.query("SELECT coalesce(max(seq), -1) FROM events")[0][0])
+
+    def events(
+        self,
+        kind: EventKind | Sequence[EventKind] | None = None,
+        *,
+        stage: str | None = None,
+        step: int | None = None,
+        buffer: str | None = None,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> list[Event]:
+        """Events in order. `buffer` finds those that name it in any role, also among a predict's inputs and outputs;
+        `after` gives only those with a larger seq (what a live view asks for)."""
+        where = ["seq > ?"]
+        values: list[Any] = [after]
+        if kind is not None:
+            kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+            where.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += kinds
+        if stage is not None:
+            where.append("stage = ?")
+            values.append(stage)
+        if step is not None:
+            where.append("step = ?")
+            values.append(step)
+        if buffer is not None:
+            where.append("(buffer = ? OR other = ? OR (kind IN ('predict', 'hazard') AND instr(detail, ?)))")
+            values += (buffer, buffer, _encode(buffer))
+        sql = f"SELECT {', '.join(_EVENT_COLUMNS)} FROM events WHERE {' AND '.join(where)} ORDER BY seq"
+        if limit is not None:
+            sql += " LIMIT ?"
+            values.append(limit)
+        rows = self.query(sql, values)
+        born: dict[int, Buffer] = {}
+        if any(row[3] == "allocate" for row in rows):
+            born = dict(self._buffers("WHERE rowid > ?", (after,)))
+        events = []
+        for number, t_ns, dur_ns, of_kind, of_stage, of_step, of_buffer, other, nbytes, source, text in rows:
+            detail = None if text is None else _decode(text)
+            if number in born:
+                detail = born[number]._replace(freed=None)._asdict()
+            events.append(
+                Event(of_kind, t_ns, dur_ns, of_stage, of_step, of_buffer, other, nbytes, source, detail, None, number)
+            )
+        return events
+
+    def steps(self, stage: str | None = None) -> list[StepRow]:
+        """One row a stage run or decode step, in order. Several generations follow one another."""
+        where, values = ("WHERE stage = ?", (stage,)) if stage is not None else ("", ())
+        sql = f"SELECT rowid, {', '.join(_STEP_COLUMNS)} FROM steps {where} ORDER BY rowid"
+        return [
+            StepRow(
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                row[4] or "",
+                row[5] or 0.0,
+                row[6] or 0.0,
+                row[7] or 0.0,
+                row[8] or 0,
+                row[9] or 0,
+                row[10] or 0,
+                *(_decode(value) if isinstance(value, str) else value for value in row[11:]),
+            )
+            for row in self.query(sql, values)
+        ]
+
+    def buffers(self) -> list[Buffer]:
+        """Every buffer that was ever allocated, in order of allocation; an id reused has one row a generation."""
+        return [buffer for _, buffer in self._buffers()]
+
+    def _buffers(self, where: str = "", values: Sequence[Any] = ()) -> list[tuple[int, Buffer]]:
+        sql = f"SELECT rowid, {', '.join(Buffer._fields)} FROM buffers {where} ORDER BY rowid"
+        return [
+            (row[0], Buffer._make((*row[1:7], tuple(_decode(row[7])), *row[8:])))  # row 7 is the shape
+            for row in self.query(sql, values)
+        ]
+
+    def peeks(self, name: str | None = None, *, step: int | None = None) -> list[Peek]:
+        """Arrays of peeks in order; each its own copy."""
+        where = ["1"]
+        values: list[Any] = []
+        if name is not None:
+            where.append("name = ?")
+            values.append(name)
+        if step is not None:
+            where.append("step = ?")
+            values.append(step)
+        sql = f"SELECT rowid, step, name, dtype, shape, data FROM peeks WHERE {' AND '.join(where)} ORDER BY rowid"
+        return [
+            Peek(
+                row[0] // _ARRAYS_PER_EVENT,
+                row[1],
+                row[2],
+                np.frombuffer(row[5], dtype=row[3]).reshape(_decode(row[4])).copy(),
+            )
+            for row in self.query(sql, values)
+        ]
+
+    def peek_names(self) -> list[str]:
+        return [row[0] for row in self.query("SELECT DISTINCT name FROM peeks ORDER BY name")]
+
+
+def open_ledger(path: str | Path) -> Ledger:
+    """Opens a recording for reading; one that is still being written, too.
+
+    Raises:
+        LedgerError: there is no such file, it is damaged, not a ledger, or of another schema.
+    """
+    ledger = object.__new__(Ledger)
+    ledger.path = Path(path)
+    ledger._writable = False
+    ledger._lock = threading.RLock()
+    ledger._pending = deque()
+    ledger._next_seq = 0
+    ledger._alive = {}
+    ledger._flushed_ns = 0
+    ledger._connection = _open_file(ledger.path)
+    return ledger
+
+
+# rows
+
+_INSERT_EVENT = f"INSERT INTO events VALUES ({', '.join('?' * len(_EVENT_COLUMNS))})"
+_INSERT_STEP = (
+    f"INSERT INTO steps (rowid, {', '.join(_STEP_COLUMNS)}) VALUES ({', '.join('?' * (len(_STEP_COLUMNS) + 1))})"
+)
+_INSERT_PEEK = "INSERT INTO peeks (rowid, step, name, dtype, shape, data) VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT_BUFFER = (
+    f"INSERT INTO buffers (rowid, {', '.join(Buffer._fields)}) VALUES ({', '.join('?' * (len(Buffer._fields) + 1))})"
+)
+
+
+def _buffer_row(event: Event) -> list[Any]:
+    detail = event.detail or {}
+    return [
+        event.buffer,
+        detail.get("name", event.buffer),
+        detail.get("kind", "other"),
+        detail.get("half", ""),
+        detail.get("device", "host"),
+        detail.get("dtype", ""),
+        str([int(side) for side in detail.get("shape", ())]),
+        int(detail.get("nbytes", event.nbytes)),
+        detail.get("address"),
+        int(detail.get("generation", 0)),
+        detail.get("site", ""),
+        None,
+    ]
+
+
+def _step_value(value: Any) -> Any:
+    if value is None or type(value) in _CELLS:
+        return value
+    return value.item() if isinstance(value, np.generic) else _encode(value)
+
+
+def _pack_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, str, str, bytes], ...]:
+    packed = []
+    for name, array in arrays.items():
+        values = np.asarray(array)
+        packed.append((name, values.dtype.name, _encode(list(values.shape)), values.tobytes()))
+    return tuple(packed)
+
+
+# JSON
+
+_decode: Callable[[str], Any] = json.loads
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know. A recording must not end a run because of an odd detail: the last resort is its text."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+
+
+# files
+
+
+def _create_file(path: Path) -> sqlite3.Connection:
+    if path.exists():
+        if path.stat().st_size:
+            _open_file(path, check=False).close()  # refuses what is not a ledger
+        path.unlink()
+    for suffix in ("-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    if not path.parent.is_dir():
+        raise LedgerError(
+            f"the directory of the ledger {path} does not exist",
+            expected="an existing directory",
+            fix="create it first",
+        )
+    with _explained(path):
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        # Write-ahead log: readers and the writer do not wait for each other; a batch is whole or absent after SIGKILL.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+    return connection
+
+
+def _open_file(path: Path, *, check: bool = True) -> sqlite3.Connection:
+    """A read-only connection to a ledger of our schema. `check` also reads the whole file for damage."""
+    if not path.is_file():
+        raise LedgerError(
+            f"there is no ledger at {path}", expected="a file that a recording wrote", fix="check the path"
+        )
+    uri = path.resolve().as_uri()
+    connection: sqlite3.Connection | None = None
+    try:
+        try:
+            connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, check_same_thread=False, isolation_level=None)
+            tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        except sqlite3.OperationalError:
+            # A directory that may not be written: the side files of the log cannot be made, and nobody writes there.
+            if connection is not None:
+                connection.close()
+            log = path.with_name(path.name + "-wal")
+            if log.is_file() and log.stat().st_size:
+                raise LedgerError(
+                    f"{path} has an unfinished log beside it, and its directory cannot be written",
+                    expected="a directory that may be written, or a recording that was closed",
+                    fix=f"copy both files, {path.name} and {log.name}, to another directory",
+                ) from None
+            connection = sqlite3.connect(f"{uri}?immutable=1", uri=True, check_same_thread=False, isolation_level=None)
+            tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables >= set(_TABLES):
+            raise LedgerError(
+                f"{path} is a database, but not a ledger: it lacks the tables {sorted(set(_TABLES) - tables)}",
+                expected="a file that a recording wrote",
+            )
+        schema = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        if schema is None or schema[0] != str(SCHEMA):
+            raise LedgerError(
+                f"{path} is a ledger of schema {schema[0] if schema else 'none'}",
+                expected=f"schema {SCHEMA}",
+                fix="open it with the version of the workbench that recorded it, or record anew",
+            )
+        if check:
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise LedgerError(f"{path} is damaged: {verdict}", expected="a whole ledger file", fix="record anew")
+    except sqlite3.DatabaseError as error:
+        if connection is not None:
+            connection.close()
+        raise LedgerError(
+            f"{path} cannot be read as a ledger: {error}", expected="a whole file that a recording wrote"
+        ) from error
+    except LedgerError:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _explained(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(
+            f"the ledger {path or 'in memory'} failed: {error}", expected="a writable place and a whole file"
+        ) from error
