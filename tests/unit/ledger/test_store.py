@@ -312,9 +312,9 @@ def test_an_unfinished_recording_whose_side_files_cannot_be_made_says_so(tmp_pat
     copy = tmp_path / "copy"
     copy.write_bytes((tmp_path / "run").read_bytes())
     (tmp_path / "copy-wal").write_bytes((tmp_path / "run-wal").read_bytes())
-    (tmp_path / "copy-shm").mkdir()  # as in a directory that may not be written, but also for root
+    (tmp_path / "copy-shm").symlink_to(tmp_path / "absent" / "x")  # cannot be made, not even by root
     with pytest.raises(LedgerError, match="copy both files"):
         open_ledger(copy)
-    (tmp_path / "copy-shm").rmdir()
+    (tmp_path / "copy-shm").unlink()
     assert open_ledger(copy).events() == ledger.events()
     ledger.close()
