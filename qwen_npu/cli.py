@@ -1,0 +1,169 @@
+"""The command line. Parses, calls a room, prints; exits 0 (fine), 1 (a verdict that is not fine) or 2 (the user's mistake)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from qwen_npu.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from qwen_npu.runtime.results import GenerateResult
+
+EXIT_FINE, EXIT_VERDICT, EXIT_MISTAKE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except WorkbenchError as error:
+        print(f"qwen-npu {options.command}: {error}", file=sys.stderr)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader of our output has left (head, less): say nothing, and keep the interpreter from flushing again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FINE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    from qwen_npu import __version__
+    from qwen_npu.nightly.commands import add_commands as add_nightly
+
+    parser = argparse.ArgumentParser(
+        prog="qwen-npu", description="Where does the state of a staged Qwen3.5 runtime live?"
+    )
+    parser.add_argument("--version", action="version", version=f"qwen-npu {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_lab(commands)
+    add_nightly(commands)
+    return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser("run", help="answer a prompt, and say what each stage and step cost")
+    run.add_argument("--prompt", required=True, help="the user's text")
+    run.add_argument("--image", help="a picture file")
+    run.add_argument("--bundle", default="tiny", help="tiny, a bundle directory or a checkpoint directory")
+    run.add_argument("--device", default="ascend:0", help="ascend:N or cpu")
+    run.add_argument("--driver", default="auto", help="auto, emulator or mindspore_lite")
+    run.add_argument("--state", default="resident", help="resident or host (round trip each step)")
+    run.add_argument("--kv", default="fixed", help="fixed or growing")
+    run.add_argument("--numerics", default="device", help="device (f16 as deployed) or f32")
+    run.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    run.add_argument("--ignore-eos", action="store_true", help="go on after end of text")
+    run.add_argument("--record", metavar="FILE", help="write a ledger")
+    run.add_argument("--json", action="store_true", help="print one JSON object instead of text and tables")
+    run.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from contextlib import nullcontext
+
+    from qwen_npu.bundle import open_bundle
+    from qwen_npu.runtime.session import Session
+
+    bundle = open_bundle(options.bundle)
+    with Session(
+        bundle,
+        device=options.device,
+        driver=options.driver,
+        state=options.state,
+        kv=options.kv,
+        numerics=options.numerics,
+    ) as session:
+        generation = session.stream(
+            options.prompt, options.image, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos
+        )
+        with session.record(options.record) if options.record else nullcontext():
+            for step in generation:
+                if not options.json:
+                    print(step.text, end="", flush=True)
+        result = generation.result()
+    if options.json:
+        print(json.dumps(result.to_json(), ensure_ascii=False))
+    else:
+        print("\n\n" + _tables(result))
+    return EXIT_FINE
+
+
+def _tables(result: GenerateResult) -> str:
+    facts = result.to_json()
+    decode, traffic = facts["decode"], facts["traffic"]
+    lines = [
+        f"{result.prompt_tokens} prompt tokens, {len(result.tokens)} new ({result.stop}), "
+        f"{result.driver} on {result.device}",
+        *(f"note: {note}" for note in result.notes),
+        "",
+        f"{'stage':<10}{'build ms':>10}{'predict ms':>12}{'wall ms':>10}",
+    ]
+    for name, stage in facts["stages"].items():
+        lines.append(f"{name:<10}{stage['build_ms']:>10.1f}{stage['predict_ms']:>12.1f}{stage['wall_ms']:>10.1f}")
+    upload = result.stage("upload")
+    if upload is not None:
+        lines += [
+            f"{'decode':<10}{upload.build_ms:>10.1f}{sum(step.predict_ms for step in result.decode_steps):>12.1f}"
+            f"{decode['wall_total_ms']:>10.1f}   {decode['steps']} steps, upload {decode['upload_ms']:.1f} ms in the wall",
+            "",
+            f"a decode step (median): predict {decode['predict_ms']:.2f} ms, wall {decode['wall_ms']:.2f} ms",
+            "bytes moved a step:     "
+            f"host to device {_span(traffic['host_to_device_bytes'])}, "
+            f"device to host {_span(traffic['device_to_host_bytes'])}, allocated {_span(traffic['allocated_bytes'])}",
+        ]
+    lines.append(f"peak device bytes:      {result.peak_device_bytes:,} ({result.peak_source})")
+    if result.driver == "emulator":
+        lines.append("Bytes are exact; times are this machine's CPU, not an NPU's.")
+    return "\n".join(lines)
+
+
+def _span(values: Sequence[int]) -> str:
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _add_lab(commands: Any) -> None:
+    lab = commands.add_parser("lab", help="open the notebooks in JupyterLab, on this machine only")
+    lab.add_argument("--port", type=int, default=8888)
+    lab.add_argument("--no-browser", action="store_true")
+    lab.add_argument(
+        "--ip", default="127.0.0.1", help="another address than loopback, reachable by others (with the token)"
+    )
+    lab.add_argument("--json", action="store_true", help="print the command instead of running it")
+    lab.set_defaults(run=_lab)
+
+
+def _lab(options: argparse.Namespace) -> int:
+    from qwen_npu.data import notebooks_dir
+
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.ip={options.ip}",
+        f"--ServerApp.port={options.port}",
+        f"--ServerApp.root_dir={notebooks_dir()}",
+        "--LabApp.news_url=None",
+        '--LabApp.check_for_updates_class="jupyterlab.NeverCheckForUpdate"',
+    ]
+    if options.no_browser:
+        command.append("--ServerApp.open_browser=False")
+    if options.json:
+        print(json.dumps(command))
+        return EXIT_FINE
+    os.execv(sys.executable, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
