@@ -1,4 +1,4 @@
-"""The command line. Parses, calls a room, prints; exits 0 (fine), 1 (a verdict that is not fine) or 2 (the user's mistake)."""
+"""The command line. Parses, calls a room, prints; exits 0 (fine), 1 (a verdict not fine) or 2 (the user's mistake)."""
 
 from __future__ import annotations
 
@@ -100,29 +100,27 @@ def _run(options: argparse.Namespace) -> int:
 def _tables(result: GenerateResult) -> str:
     facts = result.to_json()
     decode, traffic = facts["decode"], facts["traffic"]
-    lines = [
-        f"{result.prompt_tokens} prompt tokens, {len(result.tokens)} new ({result.stop}), "
-        f"{result.driver} on {result.device}",
-        *(f"note: {note}" for note in result.notes),
-        "",
-        f"{'stage':<10}{'build ms':>10}{'predict ms':>12}{'wall ms':>10}",
-    ]
-    for name, stage in facts["stages"].items():
-        lines.append(f"{name:<10}{stage['build_ms']:>10.1f}{stage['predict_ms']:>12.1f}{stage['wall_ms']:>10.1f}")
+    origin = f"{result.driver} on {result.device}"
+    lines = [f"{result.prompt_tokens} prompt tokens, {len(result.tokens)} new ({result.stop}), {origin}"]
+    lines += [f"note: {note}" for note in result.notes]
+    lines += ["", f"{'stage':<10}{'build ms':>10}{'predict ms':>12}{'wall ms':>10}"]
+    rows = [(name, *stage.values()) for name, stage in facts["stages"].items()]
     upload = result.stage("upload")
     if upload is not None:
+        predict_ms = sum(step.predict_ms for step in result.decode_steps)
+        rows.append(("decode", upload.build_ms, predict_ms, decode["wall_total_ms"]))
+    lines += [f"{name:<10}{build:>10.1f}{predict:>12.1f}{wall:>10.1f}" for name, build, predict, wall in rows]
+    if upload is not None:
+        moved = {name: _span(values) for name, values in traffic.items()}
         lines += [
-            f"{'decode':<10}{upload.build_ms:>10.1f}{sum(step.predict_ms for step in result.decode_steps):>12.1f}"
-            f"{decode['wall_total_ms']:>10.1f}   {decode['steps']} steps, upload {decode['upload_ms']:.1f} ms in the wall",
-            "",
+            f"decode: {decode['steps']} steps; its wall holds the one-time upload of {decode['upload_ms']:.1f} ms",
             f"a decode step (median): predict {decode['predict_ms']:.2f} ms, wall {decode['wall_ms']:.2f} ms",
-            "bytes moved a step:     "
-            f"host to device {_span(traffic['host_to_device_bytes'])}, "
-            f"device to host {_span(traffic['device_to_host_bytes'])}, allocated {_span(traffic['allocated_bytes'])}",
+            f"bytes moved a step: host to device {moved['host_to_device_bytes']}, "
+            f"device to host {moved['device_to_host_bytes']}; allocated {moved['allocated_bytes']}",
         ]
-    lines.append(f"peak device bytes:      {result.peak_device_bytes:,} ({result.peak_source})")
+    lines.append(f"peak device bytes: {result.peak_device_bytes:,} ({result.peak_source})")
     if result.driver == "emulator":
-        lines.append("Bytes are exact; times are this machine's CPU, not an NPU's.")
+        lines.append("Emulated device: bytes are exact; times are this machine's CPU, not an NPU's.")
     return "\n".join(lines)
 
 
@@ -162,7 +160,7 @@ def _lab(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(command))
         return EXIT_FINE
-    os.execv(sys.executable, command)
+    return os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":
