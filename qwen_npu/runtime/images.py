@@ -128,18 +128,15 @@ def _open(image: Any) -> Image.Image:
         if not image.size:
             raise ImageError(f"an empty array {list(image.shape)}", expected="at least one pixel")
         return Image.fromarray(image)
-    if isinstance(image, bytes):
-        source: Any = io.BytesIO(image)
-        name = f"{len(image)} bytes"
-    elif isinstance(image, str | Path):
-        source, name = Path(image), str(image)
-    else:
+    if not isinstance(image, bytes | str | Path):
         raise ImageError(f"a picture of type {type(image).__name__}", expected="a path, a PIL image or a NumPy array")
+    name = f"{len(image)} bytes" if isinstance(image, bytes) else str(image)
     try:
+        data = image if isinstance(image, bytes) else Path(image).read_bytes()
         with warnings.catch_warnings():
             # PIL warns before it refuses; a picture of more than 89 million pixels is refused here at once.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(source)
+            picture = Image.open(io.BytesIO(data))
             picture.load()
     except FileNotFoundError:
         raise ImageError(f"the picture {name} does not exist", expected="a path to a picture file") from None
