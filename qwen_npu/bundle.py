@@ -1,0 +1,352 @@
+"""A bundle: the directory with the graphs of one checkpoint, their weights, its tokenizer files and a manifest.
+
+Built from a checkpoint without torch, kept in the cache directory under the digest of everything that went in, verified
+when opened. Knows directories and digests; the graphs themselves come from `qwen_npu.graphs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from qwen_npu import contract
+from qwen_npu.contract import GraphContract
+from qwen_npu.data import tiny_checkpoint
+from qwen_npu.errors import BundleError, CheckpointError, UsageError
+from qwen_npu.graphs.weights import WEIGHT_FILE, Checkpoint, Grid, Piece, prepare, weight_files, write
+from qwen_npu.spec import NUMERICS, PRESETS, ModelSpec, Numerics
+
+GraphName = Literal["vision", "prefill", "prefill_all", "decode_growing", "decode_fixed"]
+GRAPHS: tuple[GraphName, ...] = get_args(GraphName)
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+DEFAULT_CAPACITY_TOKENS = 1024
+DEFAULT_BUCKETS_TOKENS = (32, 64, 128, 256, 512)
+DEFAULT_GRIDS: tuple[Grid, ...] = ((8, 8),)
+OPTIONS_FILE = "qwen_npu.json"
+"""Optional file of a checkpoint: {"grids": [[rows, columns], ..]}, in patches."""
+
+LARGE_FILE_BYTES = 256 * 2**20
+"""A file up to this size is digested whole; of a larger one its size, its first and its last 1 MiB."""
+_SAMPLE_BYTES = 2**20
+_COPIED = (".json", ".jinja", ".txt", ".model")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle. Lengths in tokens; grids are (rows, columns) of patches.
+
+    Attributes:
+        name: "tiny", or the name of the checkpoint's directory.
+        digest: of everything that went in: checkpoint, options, builder.
+        buckets: lengths of prefill, ascending.
+    """
+
+    name: str
+    directory: Path
+    digest: str
+    spec: ModelSpec
+    capacity: int
+    buckets: tuple[int, ...]
+    grids: tuple[Grid, ...]
+    weights: Mapping[str, Piece] = field(repr=False)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the tokenizer, chat template and processor files lie: the bundle stands alone."""
+        return self.directory
+
+    def path(self, graph: GraphName, *, numerics: Numerics = "device", grid: Grid | None = None) -> Path:
+        """The ONNX file of a graph. `grid` chooses the vision graph; the first of the bundle if not given.
+
+        Raises:
+            UsageError: no such graph, numerics or grid in this bundle.
+        """
+        return self.directory / _file_name(graph, _checked(numerics), self._grid(graph, grid))
+
+    def contract(self, graph: GraphName, *, numerics: Numerics = "device", grid: Grid | None = None) -> GraphContract:
+        """Names, order, dtypes and shapes of a graph's tensors."""
+        chosen = self._grid(graph, grid)
+        if graph == "vision":
+            return contract.vision(self.spec, _checked(numerics), chosen or self.grids[0])
+        if graph in ("prefill", "prefill_all"):
+            return contract.prefill(self.spec, _checked(numerics), all_logits=graph == "prefill_all")
+        return contract.decode(self.spec, _checked(numerics), self.capacity if graph == "decode_fixed" else None)
+
+    def _grid(self, graph: GraphName, grid: Grid | None) -> Grid | None:
+        if graph not in GRAPHS:
+            raise UsageError(f"unknown graph {graph!r}", expected=f"one of {', '.join(GRAPHS)}")
+        if graph != "vision":
+            return None
+        if grid is not None and tuple(grid) not in self.grids:
+            raise UsageError(
+                f"bundle {self.name} has no vision graph for {grid[0]}x{grid[1]} patches",
+                expected=f"one of {', '.join(f'{rows}x{columns}' for rows, columns in self.grids)}",
+                fix=f"build it with that grid (build_bundle(..., grids=...), or {OPTIONS_FILE} in the checkpoint)",
+            )
+        return tuple(grid) if grid is not None else self.grids[0]  # type: ignore[return-value]
+
+
+def open_bundle(
+    source: str | Path,
+    *,
+    grids: Iterable[Grid] | None = None,
+    capacity: int | None = None,
+    buckets: Iterable[int] | None = None,
+) -> Bundle:
+    """Opens "tiny", a bundle directory, or a checkpoint directory (built into the cache the first time).
+
+    Options given for a bundle that is built already must be the ones it was built with.
+
+    Raises:
+        BundleError: nothing there, or damaged, foreign, of another schema.
+        CheckpointError: a checkpoint that cannot be built.
+    """
+    directory = _directory(source)
+    if not (directory / MANIFEST).is_file():
+        if not (directory / "config.json").is_file():
+            raise BundleError(
+                f"{directory} holds neither {MANIFEST} nor config.json",
+                expected="a bundle directory, or a Hugging Face checkpoint directory",
+            )
+        return build_bundle(directory, grids=grids, capacity=capacity, buckets=buckets)
+    bundle = _open(directory)
+    wanted = {"grids": grids and _grids(grids), "capacity": capacity, "buckets": buckets and tuple(buckets)}
+    for key, value in wanted.items():
+        if value is not None and value != getattr(bundle, key):
+            raise UsageError(
+                f"{directory} was built with {key} {getattr(bundle, key)}, not {value}",
+                fix="leave the option out, or build another bundle from the checkpoint",
+            )
+    return bundle
+
+
+def build_bundle(
+    checkpoint: str | Path,
+    out_dir: str | Path | None = None,
+    *,
+    grids: Iterable[Grid] | None = None,
+    capacity: int | None = None,
+    buckets: Iterable[int] | None = None,
+) -> Bundle:
+    """Builds the graphs of a checkpoint directory, or opens them if they are in the cache.
+
+    Args:
+        out_dir: a directory to build into instead of the cache; must not exist, or hold this very bundle.
+        grids: (rows, columns) of patches, one vision graph each; default: the checkpoint's `qwen_npu.json`, or 8x8.
+        capacity: length of the fixed KV cache in tokens; default 1024.
+        buckets: lengths of prefill in tokens; default 32, 64, 128, 256, 512.
+    """
+    source = _directory(checkpoint)
+    spec = ModelSpec.from_checkpoint(source)
+    options = _options(source, grids, capacity, buckets)
+    for grid in options["grids"]:
+        spec.image_tokens(grid)
+    digest = _build_digest(source, options)
+    target = Path(out_dir) if out_dir is not None else cache_directory() / f"{source.name}-{digest[:16]}"
+    if not (target / MANIFEST).is_file():
+        if target.exists() and any(target.iterdir()):
+            raise BundleError(
+                f"{target} exists and is not a bundle", fix="name another directory, or remove it if nothing needs it"
+            )
+        _build(source, target, spec, options, digest)
+    bundle = _open(target)
+    if bundle.digest != digest:
+        raise BundleError(
+            f"{target} holds another bundle ({bundle.name}, digest {bundle.digest[:16]})",
+            expected=f"digest {digest[:16]}",
+            fix="name another directory",
+        )
+    return bundle
+
+
+def cache_directory() -> Path:
+    """Where bundles are built: $QWEN_NPU_CACHE, or the user's cache directory."""
+    named = os.environ.get("QWEN_NPU_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "qwen-npu"
+
+
+def _directory(source: str | Path) -> Path:
+    if source == "tiny":
+        return tiny_checkpoint()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if str(source) in PRESETS:
+        raise BundleError(
+            f"the weights of {source} do not ship with this package",
+            fix="download the checkpoint and give its directory",
+        )
+    raise BundleError(
+        f"there is no bundle {str(source)!r}",
+        expected="tiny, a bundle directory, or a Hugging Face checkpoint directory",
+    )
+
+
+def _grids(grids: Iterable[Any]) -> tuple[Grid, ...]:
+    try:
+        return tuple((int(rows), int(columns)) for rows, columns in grids)
+    except (TypeError, ValueError):
+        raise UsageError(f"grids {grids!r} cannot be read", expected="pairs of (rows, columns) in patches") from None
+
+
+def _options(
+    source: Path, grids: Iterable[Grid] | None, capacity: int | None, buckets: Iterable[int] | None
+) -> dict[str, Any]:
+    if grids is None:
+        grids = DEFAULT_GRIDS
+        file = source / OPTIONS_FILE
+        if file.is_file():
+            try:
+                grids = json.loads(file.read_text(encoding="utf-8")).get("grids", grids)
+            except (ValueError, AttributeError):
+                raise CheckpointError(f"{file} cannot be read", expected='JSON such as {"grids": [[8, 8]]}') from None
+    lengths = tuple(sorted(set(DEFAULT_BUCKETS_TOKENS if buckets is None else buckets)))
+    tokens = DEFAULT_CAPACITY_TOKENS if capacity is None else capacity
+    chosen = _grids(grids)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UsageError(f"grids are {list(chosen)}", expected="at least one, each once")
+    if tokens < 2 or not lengths or lengths[0] < 1 or lengths[-1] > tokens:
+        raise UsageError(
+            f"capacity {tokens} with buckets {list(lengths)}", expected="positive lengths, no bucket above the capacity"
+        )
+    return {"grids": chosen, "capacity": tokens, "buckets": lengths}
+
+
+def _build(source: Path, target: Path, spec: ModelSpec, options: Mapping[str, Any], digest: str) -> None:
+    """Builds in a directory beside the target, then renames: another process sees all of it or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        weights = write(prepare(spec, Checkpoint(source), options["grids"]), work / WEIGHT_FILE)
+        for numerics in NUMERICS:
+            for name, make in _graph_makers(spec, numerics, weights, options):
+                (work / name).write_bytes(make())
+        for path in sorted(source.iterdir()):
+            if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, work / path.name)
+        manifest = {
+            "schema": SCHEMA,
+            "digest": digest,
+            "name": "tiny" if source == tiny_checkpoint() else source.resolve().name,
+            **options,
+            "weights": {name: [piece.offset, list(piece.shape)] for name, piece in weights.items()},
+            "files": {path.name: _file_entry(path) for path in sorted(work.iterdir())},
+        }
+        (work / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        work.chmod(0o755)
+        try:
+            work.rename(target)
+        except OSError:
+            if not (target / MANIFEST).is_file():  # else another process built the same and was first
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _graph_makers(
+    spec: ModelSpec, numerics: Numerics, weights: Mapping[str, Piece], options: Mapping[str, Any]
+) -> Iterable[tuple[str, Callable[[], bytes]]]:
+    from qwen_npu.graphs.text import decode_graph, prefill_graph
+    from qwen_npu.graphs.vision import vision_graph
+
+    for grid in options["grids"]:
+        yield _file_name("vision", numerics, grid), partial(vision_graph, spec, numerics, weights, grid)
+    prompt, token = partial(prefill_graph, spec, numerics, weights), partial(decode_graph, spec, numerics, weights)
+    yield _file_name("prefill", numerics), prompt
+    yield _file_name("prefill_all", numerics), partial(prompt, all_logits=True)
+    yield _file_name("decode_growing", numerics), partial(token, capacity=None)
+    yield _file_name("decode_fixed", numerics), partial(token, capacity=options["capacity"])
+
+
+def _file_name(graph: GraphName, numerics: Numerics, grid: Grid | None = None) -> str:
+    size = f"-{grid[0]}x{grid[1]}" if grid else ""
+    return f"{graph}{size}-{numerics}.onnx"
+
+
+def _checked(numerics: Numerics) -> Numerics:
+    if numerics not in NUMERICS:
+        raise UsageError(f"unknown numerics {numerics!r}", expected=f"one of {', '.join(NUMERICS)}")
+    return numerics
+
+
+def _open(directory: Path) -> Bundle:
+    def damaged(problem: str, expected: str = "") -> BundleError:
+        return BundleError(
+            f"bundle {directory}: {problem}", expected=expected, fix="remove the directory and build it again"
+        )
+
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        schema = manifest["schema"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise damaged(f"{MANIFEST} is missing or not a manifest of ours") from None
+    if schema != SCHEMA:
+        raise damaged(f"schema {schema!r}", f"schema {SCHEMA}")
+    try:
+        bundle = Bundle(
+            name=manifest["name"],
+            directory=directory,
+            digest=manifest["digest"],
+            spec=ModelSpec.from_checkpoint(directory),
+            capacity=int(manifest["capacity"]),
+            buckets=tuple(manifest["buckets"]),
+            grids=_grids(manifest["grids"]),
+            weights={name: Piece(offset, tuple(shape)) for name, (offset, shape) in manifest["weights"].items()},
+        )
+        files = manifest["files"].items()
+        names = {name: (entry["bytes"], entry["digest"]) for name, entry in files}
+    except (KeyError, TypeError, ValueError, AttributeError, CheckpointError, UsageError) as error:
+        raise damaged(f"{MANIFEST} or config.json does not make sense ({error})") from None
+    needed = {_file_name(graph, numerics) for graph in GRAPHS if graph != "vision" for numerics in NUMERICS}
+    needed |= {_file_name("vision", numerics, grid) for grid in bundle.grids for numerics in NUMERICS}
+    if lacking := sorted((needed | {WEIGHT_FILE, "config.json"}) - set(names)):
+        raise damaged(f"the manifest does not list {lacking}")
+    for name, (size, digest) in names.items():
+        path = directory / name
+        if Path(name).name != name or not path.is_file():
+            raise damaged(f"{name} is missing")
+        if path.stat().st_size != size:
+            raise damaged(f"{name} has {path.stat().st_size} bytes", f"{size} bytes")
+        if file_digest(path) != digest:
+            raise damaged(f"the content of {name} is not what was built", f"SHA-256 {digest}")
+    return bundle
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content; of a file above LARGE_FILE_BYTES that of its size, first and last MiB."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= LARGE_FILE_BYTES:
+            return hashlib.sha256(file.read()).hexdigest()
+        sample = hashlib.sha256(str(size).encode() + file.read(_SAMPLE_BYTES))
+        file.seek(size - _SAMPLE_BYTES)
+        sample.update(file.read())
+        return sample.hexdigest()
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "digest": file_digest(path)}
+
+
+def _build_digest(source: Path, options: Mapping[str, Any]) -> str:
+    """Over the checkpoint's files, the options and the sources of the builder."""
+    total = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    package = Path(__file__).parent
+    copied = (path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED)
+    builder = (package / "spec.py", package / "contract.py", package / "bundle.py", *(package / "graphs").glob("*.py"))
+    for path in sorted({*copied, *weight_files(source)}) + sorted(builder):
+        total.update(f"\0{path.name}\0{file_digest(path)}".encode())
+    return total.hexdigest()
