@@ -25,7 +25,7 @@ class Buffer {
     if (held_) PyBuffer_Release(&view_);
   }
   void* data() const { return held_ ? view_.buf : nullptr; }
-  int64_t bytes() const { return held_ ? view_.len : 0; }
+  int64_t bytes() const { return view_.len; }
   void expect(int64_t bytes) const {
     if (held_ && view_.len != bytes) {
       throw nb::value_error((std::string(name_) + " has " + std::to_string(view_.len) + " bytes, expected " +
@@ -42,7 +42,8 @@ class Buffer {
 void run_call(nb::handle query, nb::handle key, nb::handle value, nb::handle beta, nb::handle state_in,
               nb::handle state_out, nb::handle out, nb::handle g, nb::handle gk, nb::handle plan, int activation,
               int state, int64_t tokens, int64_t slots, int64_t nk, int64_t nv, int64_t dk, int64_t dv, int64_t sequences,
-              float scale, int threads) {
+              float scale, int threads,
+              bool gk_vector) {
   const Buffer q(query, false, "query"), k(key, false, "key"), v(value, false, "value"), b(beta, false, "beta");
   const Buffer from(state_in, false, "state"), to(state_out, true, "state"), o(out, true, "out");
   const Buffer log_decay(g, false, "g"), key_decay(gk, false, "gk"), p(plan, false, "plan");
@@ -62,8 +63,8 @@ void run_call(nb::handle query, nb::handle key, nb::handle value, nb::handle bet
   from.expect(pool);
   to.expect(pool);
   log_decay.expect(tokens * nv * 4);
-  call.gk_vector = key_decay.data() && key_decay.bytes() != tokens * nv * 4;
-  if (call.gk_vector) key_decay.expect(tokens * nv * dk * 4);
+  call.gk_vector = gk_vector;
+  key_decay.expect(tokens * nv * 4 * (gk_vector ? dk : 1));
   p.expect((3 * sequences + tokens) * 8);
   const auto* numbers = static_cast<const int64_t*>(p.data());
   call.start = numbers;
@@ -103,7 +104,7 @@ void run_call(nb::handle query, nb::handle key, nb::handle value, nb::handle bet
 NB_MODULE(_native, m) {
   m.def("run", run_call, "query"_a, "key"_a, "value"_a, "beta"_a, "state_in"_a, "state_out"_a, "out"_a, "g"_a.none(), "gk"_a.none(),
         "plan"_a, "activation"_a, "state"_a, "tokens"_a, "slots"_a, "nk"_a, "nv"_a, "dk"_a, "dv"_a, "sequences"_a,
-        "scale"_a, "threads"_a);
+        "scale"_a, "threads"_a, "gk_vector"_a);
   m.def("set_threads", [](int count) {
     if (count < 0) throw nb::value_error("threads: 1 or more, or 0 for the default");
     set_threads(count);
