@@ -22,7 +22,7 @@ Recur = Callable[[str, str, str, str, str], str]
 """The recurrence of one linear layer: query, key [T,NK,DK], value [T,NV,DV], beta, g [T,NV] give out [T,NV,DV]."""
 
 Attend = Callable[[str, str, str], str]
-"""Attention of one full layer: query [T,heads,D] (scaled), key [T,KV,D], value [T,KV*D] give [T,heads*D] in some shape."""
+"""Attention of one full layer: query [T,heads,D] (scaled), key [T,KV,D], value [T,KV*D] to [T,heads*D]."""
 
 
 def rms_norm(g: Graph, x: str, scale: str, eps: float) -> str:

@@ -69,8 +69,9 @@ def decode_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, c
     linear, taps = len(spec.linear_layers), spec.conv_kernel - 1
 
     past_conv = g.wide(PAST["conv"])
-    old_taps = g.mul(past_conv, g.weight("conv_past"))  # what the past adds to the convolution, all layers at once
-    carried = g.split(g.op("ReduceSum", [old_taps, g.ints(3)], keepdims=0), (1,) * linear, axis=0)
+    # what the past adds to the convolutions, of all layers at once
+    carried = g.op("ReduceSum", [g.mul(past_conv, g.weight("conv_past")), g.ints(3)], keepdims=0)
+    from_past = g.split(g.reshape(carried, linear, spec.conv_lanes), (1,) * linear, axis=0)
     states = g.transpose(PAST["recurrent"], 0, 1, 2, 4, 3)
     if numerics == "device":
         states = g.cast(states, half)
@@ -84,8 +85,8 @@ def decode_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, c
     def convolution(layer: int) -> Callable[[str], str]:
         def convolve(qkv: str) -> str:
             conv.append(qkv)
-            old = g.reshape(carried[len(conv) - 1], 1, spec.conv_lanes)
-            return g.add(g.mul(qkv, g.weight(f"layers.{layer}.conv.{taps}")), old)
+            new = g.mul(qkv, g.weight(f"layers.{layer}.conv.{taps}"))
+            return g.add(new, from_past[len(conv) - 1])
 
         return convolve
 

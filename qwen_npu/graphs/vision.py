@@ -51,7 +51,7 @@ def _gelu_tanh(g: Graph, x: str) -> str:
 
 
 def _rope(g: Graph, spec: ModelSpec, grid: Grid) -> tuple[str, str]:
-    """cos and signed sin [patches, 1, head dim]: the row turns the first quarter of the lanes, the column the second."""
+    """cos and signed sin [patches, 1, head dim]; the row turns the first quarter of the lanes, the column the next."""
     vision = spec.vision
     dim = vision.hidden // vision.heads
     frequencies = 1 / np.float32(vision.rope_theta) ** (np.arange(0, dim // 2, 2, dtype=np.float32) / (dim // 2))
