@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from qwen_npu.errors import LedgerError
-from qwen_npu.ledger.events import Buffer, Event, EventKind
+from qwen_npu.ledger.events import Buffer, Event, EventKind, Source
 
 SCHEMA = 1
 
@@ -201,11 +201,14 @@ class Ledger:
         seq = self._next_seq
         for event, arrays in batch:
             kind, t_ns, dur_ns, stage, step, buffer, other, nbytes, source, detail, _, _ = event
-            # What an allocation tells is kept once, in `buffers`.
-            text = _encode(detail) if detail and kind != "allocate" else None
+            # What an allocation tells is kept once, in `buffers`, unless it tells more than a Buffer has.
+            text = _encode(detail) if detail and (kind != "allocate" or len(detail) > len(Buffer._fields)) else None
             rows.append((seq, t_ns, dur_ns, kind, stage, step, buffer, other, nbytes, source, text))
             if kind == "step":
-                steps.append((seq, stage, step, *[_step_value(value) for value in map((detail or {}).get, _FIGURES)]))
+                facts = detail or {}
+                figures = [_step_value(value) for value in map(facts.get, _FIGURES)]
+                # A step may name its stage more closely than the event: the one-time upload belongs to decode.
+                steps.append((seq, facts.get("stage", stage), facts.get("step", step), *figures))
             elif kind == "allocate":
                 made[seq] = _buffer_row(event)
                 self._alive.setdefault(buffer, []).append(seq)
@@ -298,7 +301,7 @@ class Ledger:
         events = []
         for number, t_ns, dur_ns, of_kind, of_stage, of_step, of_buffer, other, nbytes, source, text in rows:
             detail = None if text is None else _decode(text)
-            if number in born:
+            if text is None and number in born:
                 detail = born[number]._replace(freed=None)._asdict()
             events.append(
                 Event(of_kind, t_ns, dur_ns, of_stage, of_step, of_buffer, other, nbytes, source, detail, None, number)
@@ -327,9 +330,17 @@ class Ledger:
             for row in self.query(sql, values)
         ]
 
-    def buffers(self) -> list[Buffer]:
-        """Every buffer that was ever allocated, in order of allocation; an id reused has one row a generation."""
-        return [buffer for _, buffer in self._buffers()]
+    def buffers(self, source: Source | None = None) -> list[Buffer]:
+        """Every buffer that was ever allocated, in order of allocation; an id reused has one row a generation.
+
+        With "observed" only those that the driver allocated for us; with "emulator" the emulator's own view of all
+        device memory, which holds the same ones again under other ids, and weights besides.
+        """
+        if source is None:
+            return [buffer for _, buffer in self._buffers()]
+        return [
+            buffer for _, buffer in self._buffers("WHERE rowid IN (SELECT seq FROM events WHERE source = ?)", (source,))
+        ]
 
     def _buffers(self, where: str = "", values: Sequence[Any] = ()) -> list[tuple[int, Buffer]]:
         sql = f"SELECT rowid, {', '.join(Buffer._fields)} FROM buffers {where} ORDER BY rowid"

@@ -1,0 +1,34 @@
+"""What a ledger shows: figures (plotly) with a table twin each, and live widgets over the same data.
+
+`qwen_npu.views.residency(ledger)` and its like bring plotly in when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_FIGURES = {
+    "compare_traffic": "traffic",
+    "kv_growth": "kv",
+    "ping_pong": "residency",
+    "residency": "residency",
+    "timings": "timings",
+    "traffic": "traffic",
+}
+_MODULES = ("figures", "live", "theme")
+
+__all__ = [*sorted(_FIGURES), *(f"{name}_table" for name in sorted(_FIGURES)), *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    module = _FIGURES.get(name.removesuffix("_table"))
+    if module is not None:
+        return getattr(import_module(f"qwen_npu.views.figures.{module}"), name)
+    if name in _MODULES:
+        return import_module(f"qwen_npu.views.{name}")
+    raise AttributeError(f"module 'qwen_npu.views' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

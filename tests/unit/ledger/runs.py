@@ -19,6 +19,7 @@ RECURRENT_BYTES = 3 * 4 * 8 * 8 * 4
 KV_TOKEN_BYTES = 2 * 2 * 8 * 2  # k and v, 2 heads, 8 lanes, f16
 LOGITS_BYTES = VOCAB * 2
 PROMPT = 5
+SPEC = {"layer_types": ["linear_attention"] * LAYERS + ["full_attention"], "kv_heads": 2, "head_dim": 8}
 INPUTS = {"input_ids": 8, "attention_mask": 8 * 16, "position_ids": 32}
 
 
@@ -164,6 +165,7 @@ class Run:
             "host_to_device_bytes": up,
             "device_to_host_bytes": down,
             "allocated_bytes": allocated,
+            "prompt_tokens": PROMPT,
             **more,
         }
         self.emit("step", predict_ns + 2_000, stage=stage, step=step, detail=detail)
@@ -174,8 +176,8 @@ def recorded(
 ) -> Ledger:
     """A ledger in memory of such a run."""
     ledger = Ledger()
-    ledger.set_meta("kv", kv)
-    ledger.set_meta("state", state)
+    for key, value in {"kv": kv, "state": state, "capacity": 16, "numerics": "device", "spec": SPEC}.items():
+        ledger.set_meta(key, value)
     run = Run(ledger, kv=kv, state=state, **options)  # type: ignore[arg-type]
     for _ in range(generations):
         run.generate(steps)
