@@ -108,7 +108,8 @@ class Generation(Iterator[StepResult]):
 
     def _told(self, step: StepResult) -> StepResult:
         if self._driver.recording:
-            self._driver.emit("step", now_ns() - int(step.wall_ms * 1e6), detail=step.to_json())
+            detail = {**step.to_json(), "prompt_tokens": len(self._feed.tokens)}
+            self._driver.emit("step", now_ns() - int(step.wall_ms * 1e6), detail=detail)
         return step
 
 
