@@ -22,6 +22,8 @@ from qwen_npu.errors import HazardError, UsageError
 Policy = Literal["raise", "record", "corrupt", "vendor"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 POLICY_VARIABLE = "QWEN_NPU_EMULATOR_POLICY"
+NATIVE_VARIABLE = "QWEN_NPU_NATIVE"
+"""Set to "off": the graphs' own function bodies run even where the native kernel library is installed."""
 
 GIB = 2**30
 CAPACITY_BYTES: Mapping[str, int] = {
@@ -63,8 +65,9 @@ def _checked_policy(value: object, source: str) -> Policy:
 
 
 def _from_environment() -> Settings:
-    value = os.environ.get(POLICY_VARIABLE)
-    return Settings() if not value else Settings(policy=_checked_policy(value, POLICY_VARIABLE))
+    native = os.environ.get(NATIVE_VARIABLE, "").lower() != "off"
+    value = os.environ.get(POLICY_VARIABLE) or "raise"
+    return Settings(policy=_checked_policy(value, POLICY_VARIABLE), native=native)
 
 
 settings: Settings = _from_environment()

@@ -250,6 +250,8 @@ _handed_out: dict[int, _Core] = {}
 
 def core_of_view(array: np.ndarray) -> _Core | None:
     """The model's own output that an array looks at, through any number of slices."""
+    if not _handed_out:
+        return None
     current: Any = array
     while isinstance(current, np.ndarray):
         core = _handed_out.get(id(current))
