@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -81,6 +81,51 @@ class Bundle:
         if graph in ("prefill", "prefill_all"):
             return contract.prefill(self.spec, _checked(numerics), all_logits=graph == "prefill_all")
         return contract.decode(self.spec, _checked(numerics), self.capacity if graph == "decode_fixed" else None)
+
+    def verify(self, *, width: int, sequences: int, slots: int, tokens: int, numerics: Numerics = "device") -> Path:
+        """The graph that verifies `tokens` (1 to `width`) tokens of each of `sequences` rows on pools of `slots` slots.
+
+        Made when first asked for and kept beside the others; its tensors are `contract.verify(..., capacity=capacity)`.
+        """
+        if not 1 <= tokens <= width or min(sequences, slots) < 1:
+            raise UsageError(
+                f"verify of {tokens} tokens, width {width}, {sequences} sequences, {slots} slots",
+                expected="1 <= tokens <= width, at least one sequence and slot",
+            )
+        from qwen_npu.graphs.verify import verify_graph
+
+        sizes = {"tokens": tokens, "width": width, "sequences": sequences, "slots": slots, "capacity": self.capacity}
+        name = f"verify-l{tokens}-w{width}-b{sequences}-s{slots}-{_checked(numerics)}"
+        return self._on_demand(name, partial(verify_graph, self.spec, numerics, self.weights, **sizes))
+
+    def admit(self, *, sequences: int, slots: int, numerics: Numerics = "device") -> Path:
+        """The graph that puts one sequence's prefill states into its slot and row; `contract.admit` has its tensors."""
+        if min(sequences, slots) < 1:
+            raise UsageError(f"admit for {sequences} sequences, {slots} slots", expected="at least one of each")
+        from qwen_npu.graphs.admit import admit_graph
+
+        sizes = {"sequences": sequences, "slots": slots, "capacity": self.capacity}
+        name = f"admit-b{sequences}-s{slots}-{_checked(numerics)}"
+        return self._on_demand(name, partial(admit_graph, self.spec, numerics, **sizes))
+
+    def _on_demand(self, name: str, make: Callable[[], bytes]) -> Path:
+        """A graph beside the weights it refers to, with its digest in a file of its own that is written first."""
+        path = self.directory / f"{name}-{_builder_digest()[:8]}.onnx"
+        digest_file = path.with_suffix(".sha256")
+        if not path.is_file():
+            try:
+                content = make()
+            except KeyError as error:
+                raise BundleError(
+                    f"the weights of {self.directory} have no {error.args[0]!r}",
+                    expected="a bundle built by this version",
+                    fix="build it again",
+                ) from None
+            _write_atomically(digest_file, hashlib.sha256(content).hexdigest().encode())
+            _write_atomically(path, content)
+        elif not digest_file.is_file() or digest_file.read_text(encoding="ascii") != file_digest(path):
+            raise BundleError(f"the content of {path} is not what was built", fix="remove that file")
+        return path
 
     def _grid(self, graph: GraphName, grid: Grid | None) -> Grid | None:
         if graph not in GRAPHS:
@@ -337,16 +382,38 @@ def file_digest(path: Path) -> str:
         return sample.hexdigest()
 
 
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Two processes may write the same file: both write the same bytes."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def _file_entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "digest": file_digest(path)}
 
 
 def _build_digest(source: Path, options: Mapping[str, Any]) -> str:
-    """Over the checkpoint's files, the options and the sources of the builder."""
-    total = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
-    package = Path(__file__).parent
+    """Over the checkpoint's files, the options and the builder."""
+    total = hashlib.sha256(json.dumps([options, _builder_digest()], sort_keys=True).encode())
     copied = (path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED)
-    builder = (package / "spec.py", package / "contract.py", package / "bundle.py", *(package / "graphs").glob("*.py"))
-    for path in sorted({*copied, *weight_files(source)}) + sorted(builder):
+    for path in sorted({*copied, *weight_files(source)}):
         total.update(f"\0{path.name}\0{file_digest(path)}".encode())
+    return total.hexdigest()
+
+
+@cache
+def _builder_digest() -> str:
+    """Over the sources that decide what a bundle holds: a changed builder never meets an old bundle in the cache."""
+    package = Path(__file__).parent
+    sources = (package / "spec.py", package / "contract.py", package / "bundle.py", *(package / "graphs").glob("*.py"))
+    total = hashlib.sha256()
+    for path in sorted(sources):
+        total.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()

@@ -38,6 +38,9 @@ STATE_KINDS = ("conv", "recurrent", "kv")
 PAST = {"conv": "past_conv_states", "recurrent": "past_recurrent_states", "kv": "past_kv_cache"}
 PRESENT = {"conv": "present_conv_states", "recurrent": "present_recurrent_states", "kv": "present_kv_cache"}
 
+ADMITTED = {"conv": "conv_states", "recurrent": "recurrent_states", "kv": "kv_cache"}
+"""The one sequence's states that an admit graph is given: prefill's `present_*`, the KV padded to capacity."""
+
 
 def conv_pool(layer: int) -> str:
     """Name of the conv pool of the layer-th LINEAR layer, counted from 0."""
@@ -231,7 +234,7 @@ def admit(spec: ModelSpec, numerics: Numerics, *, sequences: int, slots: int, ca
         (
             TensorContract(ROW, "int32", (1,)),
             TensorContract(SLOT, "int32", (1,)),
-            *_states(spec, numerics, PRESENT, capacity),
+            *_states(spec, numerics, ADMITTED, capacity),
             kv,
             *pools,
         ),

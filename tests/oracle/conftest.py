@@ -63,9 +63,7 @@ class Reference:
         torch = self._torch
         place = torch.tensor([self._tokens] + [self._tokens + self.delta] * 3).reshape(4, 1, 1)
         with torch.no_grad():
-            found = self.model(
-                input_ids=torch.tensor([[token]]), position_ids=place, cache=self._cache, use_cache=True
-            )
+            found = self.model(input_ids=torch.tensor([[token]]), position_ids=place, cache=self._cache, use_cache=True)
         self._tokens += 1
         return np.asarray(found.logits[0, 0])
 

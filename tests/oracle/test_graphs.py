@@ -1,4 +1,4 @@
-"""The graphs against transformers: logits and every state, of untrained models with awkward dimensions and of the tiny one.
+"""The graphs against transformers: logits and every state, of untrained models with awkward sizes and of the tiny one.
 
 Every test compares with the same weights read by transformers itself, so a layout error cannot hide.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def native_library() -> str | None:
     return str(qwen_npu_kernels.onnxruntime_library_path())
 
 
+@cache
 def open_session(path: Path, *, native: bool = False) -> Any:
+    """One session a file and library: opening costs more than a test's runs. A file that changes needs another name."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -49,17 +52,13 @@ class GraphRunner:
     native: bool = False
     states: dict[str, Array] = field(default_factory=dict)
     tokens: int = 0
-    _sessions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def half(self) -> Any:
         return np.float16 if self.numerics == "device" else np.float32
 
     def run(self, graph: Any, **feed: Array) -> dict[str, Array]:
-        if graph not in self._sessions:
-            path = self.bundle.path(graph, numerics=self.numerics)
-            self._sessions[graph] = open_session(path, native=self.native)
-        session = self._sessions[graph]
+        session = open_session(self.bundle.path(graph, numerics=self.numerics), native=self.native)
         names = [output.name for output in session.get_outputs()]
         outputs = dict(zip(names, session.run(None, feed), strict=True))
         check(self.bundle.contract(graph, numerics=self.numerics), feed, outputs)
@@ -75,7 +74,7 @@ class GraphRunner:
     def prefill(
         self, ids: Array, positions: Array, embeds: Array | None = None, *, pads: int = 0, all_logits: bool = False
     ) -> Array:
-        """ids [S], positions [3,S]; `pads` tokens are put to the left. Logits [S,vocab] or [vocab]; KV without the pads."""
+        """ids [S], positions [3,S], `pads` tokens put to the left. Logits [S,vocab] or [vocab]; KV without the pads."""
         self.tokens = len(ids)
         ids = np.pad(ids.astype(np.int64), (pads, 0), constant_values=7)
         mask = np.pad(np.ones(self.tokens, np.int64), (pads, 0))

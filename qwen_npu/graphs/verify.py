@@ -1,0 +1,173 @@
+"""Speculative decoding: several tokens of several sequences in one call, on pools of slots.
+
+The state after each token has a slot of its own, so that rejecting a draft undoes nothing: the next call reads at the
+last accepted token's slot (`ssm_state_indices[b, num_accepted_tokens[b] - 1]`) and writes the row's slots again. Pools
+are updated in place: one node writes each, and whatever reads it is an ancestor of that node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from qwen_npu import contract
+from qwen_npu.contract import (
+    ACTUAL_SEQ_LENGTHS,
+    ATTENTION_MASK,
+    NUM_ACCEPTED_TOKENS,
+    PAST,
+    POSITION_IDS,
+    PRESENT,
+    SSM_STATE_INDICES,
+    conv_pool,
+    present_of,
+    state_pool,
+)
+from qwen_npu.graphs import layers
+from qwen_npu.graphs.builder import Graph
+from qwen_npu.graphs.nodes import Packed, recurrent_function, recurrent_node
+from qwen_npu.graphs.weights import WeightTable
+from qwen_npu.spec import ModelSpec, Numerics
+
+
+def verify_graph(
+    spec: ModelSpec,
+    numerics: Numerics,
+    weights: WeightTable,
+    *,
+    tokens: int,
+    width: int,
+    sequences: int,
+    slots: int,
+    capacity: int,
+) -> bytes:
+    """`tokens` (1 to `width`) tokens of each sequence.
+
+    A past position of the KV is seen where `attention_mask` is 1 and it lies before `position_ids[0, b, 0]`; the new
+    tokens see each other causally and are written at `position_ids[0, b, j]`.
+    """
+    sizes = {"tokens": tokens, "width": width, "sequences": sequences, "slots": slots, "capacity": capacity}
+    g = Graph(contract.verify(spec, numerics, **sizes), weights)
+    half = contract.half(numerics)
+    g.add_function(recurrent_function(spec, Packed(sequences, tokens, width), half))
+    _, x = layers.embed(g)
+    tables = layers.rope(g, spec)
+    conv = _ConvPools(g, spec, numerics, sequences, tokens, width)
+    kv = _Cache(g, spec, sequences, tokens, capacity)
+    linear = 0
+
+    def recur(query: str, key: str, value: str, beta: str, decay: str) -> str:
+        pool = state_pool(linear)
+        rest = (pool, ACTUAL_SEQ_LENGTHS, SSM_STATE_INDICES, NUM_ACCEPTED_TOKENS)
+        out, _ = recurrent_node(g, spec, (query, key, value, beta, decay), *rest, state_out=present_of(pool))
+        return out
+
+    for layer, kind in enumerate(spec.layer_types):
+        g.scope(f"layers.{layer}/")
+        if kind == "linear_attention":
+            x = layers.linear_layer(g, spec, layer, x, conv.of_layer(layer), recur)
+            linear += 1
+        else:
+            x = layers.full_layer(g, spec, layer, x, tables, kv.attend)
+        x = layers.mlp(g, spec, layer, x)
+    g.scope("")
+    layers.head(g, spec, x, sequences, tokens)
+    conv.write()
+    kv.write(numerics)
+    return g.serialize()
+
+
+class _ConvPools:
+    """The conv pools of all linear layers: the past is fetched for all at once, and so are the new states laid out."""
+
+    def __init__(self, g: Graph, spec: ModelSpec, numerics: Numerics, sequences: int, tokens: int, width: int) -> None:
+        self._g, self._spec, self._numerics = g, spec, numerics
+        self._sequences, self._tokens = sequences, tokens
+        self._windows: list[str] = []
+        self._pools = [conv_pool(i) for i in range(len(spec.linear_layers))]
+        accepted = g.op("Max", [g.cast(NUM_ACCEPTED_TOKENS, "int64"), g.ints(1)])
+        place = g.add(accepted, g.const(np.arange(sequences, dtype=np.int64) * width - 1))
+        read = g.op("Gather", [g.reshape(SSM_STATE_INDICES, sequences * width), place], axis=0)
+        past = g.concat([g.op("Gather", [pool, read], axis=0) for pool in self._pools], axis=0)
+        past = g.transpose(
+            g.wide(past, self._pools[0]), 0, 2, 1
+        )  # tokens before lanes, as they come from the projection
+        self._past = g.split(past, (sequences,) * len(self._pools), axis=0)
+
+    def of_layer(self, layer: int) -> Callable[[str], str]:
+        def convolve(qkv: str) -> str:
+            g, spec = self._g, self._spec
+            new = g.reshape(qkv, self._sequences, self._tokens, spec.conv_lanes)
+            window = g.concat([self._past[len(self._windows)], new], axis=1)
+            self._windows.append(window)
+            taps = np.arange(self._tokens)[:, None] + np.arange(spec.conv_kernel)
+            seen = g.op("Gather", [window, g.const(taps.astype(np.int64))], axis=1)  # [B, L, kernel, lanes]
+            weighted = g.mul(seen, g.weight(f"layers.{layer}.conv"))
+            total = g.op("ReduceSum", [weighted, g.ints(2)], keepdims=0)
+            return g.reshape(total, -1, spec.conv_lanes)
+
+        return convolve
+
+    def write(self) -> None:
+        g, spec = self._g, self._spec
+        kept = np.arange(self._tokens)[:, None] + np.arange(1, spec.conv_kernel)
+        states = g.op("Gather", [g.concat(self._windows, axis=0), g.const(kept.astype(np.int64))], axis=1)
+        states = g.reshape(g.transpose(states, 0, 1, 3, 2), -1, spec.conv_lanes, spec.conv_kernel - 1)
+        if self._numerics == "device":
+            states = g.cast(states, contract.half(self._numerics))
+        rows = self._sequences * self._tokens
+        slots = g.op("Slice", [SSM_STATE_INDICES, g.ints(0), g.ints(self._tokens), g.ints(1)])
+        slots = g.reshape(slots, rows, 1)
+        for pool, piece in zip(self._pools, g.split(states, (rows,) * len(self._pools), axis=0), strict=True):
+            g.op("ScatterND", [pool, slots, piece], out=present_of(pool))
+
+
+class _Cache:
+    """The KV of all sequences: the valid part of the past, read in f32; the new keys and values, written at the end."""
+
+    def __init__(self, g: Graph, spec: ModelSpec, sequences: int, tokens: int, capacity: int) -> None:
+        self._g, self._spec, self._sequences, self._tokens = g, spec, sequences, tokens
+        self._new: list[str] = []
+        self._rows = 2 * len(spec.full_layers)
+        self._positions = g.op("Gather", [POSITION_IDS, g.const(np.array(0, np.int64))], axis=0)  # [B, L]
+        first = g.op("Slice", [self._positions, g.ints(0), g.ints(1), g.ints(1)])  # [B, 1]
+        longest = g.op("Max", [g.op("ReduceMax", [first], axes=[0], keepdims=0), g.ints(1)])  # [1]
+        past = g.op("Slice", [PAST["kv"], g.ints(0), longest, g.ints(3)])
+        past = g.reshape(g.wide(past, PAST["kv"]), self._rows * sequences, spec.kv_heads, -1, spec.head_dim)
+        self._past = g.split(past, (sequences,) * self._rows, axis=0)
+
+        group_rows = tokens * (spec.heads // spec.kv_heads)
+        before = g.op("Less", [g.const(np.arange(capacity, dtype=np.int64)[None]), first])
+        seen = g.op("And", [before, g.cast(ATTENTION_MASK, "bool")])
+        seen = g.cast(g.op("Slice", [seen, g.ints(0), longest, g.ints(1)]), "float32")
+        hidden = g.mul(g.sub(seen, g.number(1.0)), g.number(layers.HIDDEN_SCORE))
+        hidden = g.op("Expand", [g.op("Unsqueeze", [hidden, g.ints(1, 2)]), g.ints(1, 1, group_rows, 1)])
+        causal = np.repeat(
+            np.triu(np.full((tokens, tokens), -layers.HIDDEN_SCORE, np.float32), 1), group_rows // tokens, 0
+        )
+        causal = np.ascontiguousarray(np.broadcast_to(causal, (sequences, 1, group_rows, tokens)))
+        self._bias = g.concat([hidden, g.const(causal)], axis=3)
+
+    def attend(self, query: str, key: str, value: str) -> str:
+        g, heads, group = self._g, self._spec.kv_heads, self._spec.heads // self._spec.kv_heads
+        shape = (self._sequences, self._tokens, heads)
+        query = layers.by_heads(g, query, *shape, group, self._spec.head_dim)
+        key = layers.by_heads(g, key, *shape, 1, self._spec.head_dim)
+        value = layers.by_heads(g, value, *shape, 1, self._spec.head_dim)
+        past = (self._past[len(self._new)], self._past[len(self._new) + 1])
+        self._new += [key, value]
+        out = layers.attention(g, query, key, value, past=past, tokens=self._tokens, bias=self._bias)
+        return layers.by_tokens(g, out, *shape, group, self._spec.head_dim)
+
+    def write(self, numerics: Numerics) -> None:
+        g, spec = self._g, self._spec
+        shape = (self._rows, self._sequences, spec.kv_heads, self._tokens)
+        new = g.reshape(g.concat(self._new, axis=0), *shape, spec.head_dim)
+        if numerics == "device":
+            new = g.cast(new, contract.half(numerics))
+        place = np.moveaxis(np.indices(shape, np.int64), 0, -1)
+        place[..., 3] = 0
+        along = g.const(np.array([0, 0, 0, 1], np.int64))
+        positions = g.reshape(self._positions, 1, self._sequences, 1, self._tokens, 1)
+        g.op("ScatterND", [PAST["kv"], g.add(g.mul(positions, along), g.const(place)), new], out=PRESENT["kv"])
