@@ -80,10 +80,10 @@ inline void set_owners(const cases::Case& c, const reference::Plan& plan, twin::
     const int64_t tokens = c.at("query").dims[0];
     const uint64_t slot_bytes = pool.bytes.size() / pool.dims[0];
     std::vector<int> readers(pool.dims[0], -1), writers(pool.dims[0], -1);
-    std::vector<int> runs(tokens, -1), belongs(tokens, plan.sound ? -1 : 0);
+    // Tokens behind the last sequence are nobody's, and yet the kernel must fill their rows.
+    std::vector<int> runs(tokens, -1), belongs(tokens, static_cast<int>(plan.verdict.size()));
     for (size_t i = 0; i < plan.verdict.size(); ++i) {
-        if (!plan.sound) break;
-        for (int64_t t = 0; t < c.at("lengths").integer(i); ++t) {
+        for (int64_t t = 0; t < plan.length[i]; ++t) {
             belongs[plan.first[i] + t] = static_cast<int>(i);
             if (plan.verdict[i] == reference::Verdict::Compute) runs[plan.first[i] + t] = static_cast<int>(i);
         }

@@ -11,8 +11,8 @@ namespace reference {
 enum class Verdict { Compute, Skip, Fail };
 
 struct Plan {
-    bool sound = true;               // lengths are not negative and add up to T
     std::vector<int64_t> first;      // token, by sequence
+    std::vector<int64_t> length;     // tokens that are there; those behind the last sequence are nobody's
     std::vector<Verdict> verdict;
     std::vector<int64_t> read;       // slot, by sequence; -1 if it does not run
     std::vector<std::set<int64_t>> written;
@@ -33,23 +33,23 @@ inline Plan plan_of(const cases::Case& c) {
     const int64_t count = lengths.dims[0];
     const bool rows = indices.dims.size() == 2;
     Plan plan;
-    int64_t sum = 0;
+    int64_t end = 0;
+    std::vector<bool> complete;
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t length = lengths.integer(i);
-        plan.first.push_back(sum);
-        if (length < 0 || length > tokens) plan.sound = false;
-        if (plan.sound) sum += length;
+        const int64_t length = std::max<int64_t>(lengths.integer(i), 0), there = std::min(length, tokens - end);
+        plan.first.push_back(end);
+        plan.length.push_back(there);
+        complete.push_back(there == length);
+        end += there;
     }
-    plan.sound = plan.sound && sum == tokens;
     plan.verdict.assign(count, Verdict::Fail);
     plan.read.assign(count, -1);
     plan.written.resize(count);
-    if (!plan.sound) return plan;
 
     for (int64_t i = 0; i < count; ++i) {
         const int64_t length = lengths.integer(i);
         const int64_t width = rows ? indices.dims[1] : length;
-        if (length < 1 || length > most_tokens || length > width) continue;
+        if (length < 1 || length > most_tokens || !complete[i]) continue;
         const auto slot = [&](int64_t position) {
             return indices.integer(rows ? i * width + position : plan.first[i] + position);
         };
@@ -63,12 +63,14 @@ inline Plan plan_of(const cases::Case& c) {
             }
         }
         const int64_t accepted = c.has("accepted") ? c.at("accepted").integer(i) : 1;
+        if (length > width) continue;
         if (accepted < 0 || accepted > width) continue;
         const int64_t read = slot(std::max<int64_t>(accepted, 1) - 1);
         std::set<int64_t> written;
         for (int64_t t = 0; t < length; ++t) written.insert(slot(t));
         const bool inside = *written.begin() >= 0 && *written.rbegin() < slots && read >= 0 && read < slots;
-        if (!inside) continue;
+        const int64_t pad = c.has("pad_slot") ? c.at("pad_slot").integer(0) : -1;
+        if (!inside || written.count(pad) != 0 || read == pad) continue;
         plan.verdict[i] = Verdict::Compute;
         plan.read[i] = read;
         plan.written[i] = written;
@@ -92,7 +94,7 @@ inline Plan plan_of(const cases::Case& c) {
 
 inline Answer answer_of(const cases::Case& c) {
     const cases::Array &q = c.at("query"), &k = c.at("key"), &v = c.at("value"), &beta = c.at("beta");
-    const cases::Array &state = c.at("state"), &lengths = c.at("lengths"), &indices = c.at("indices");
+    const cases::Array &state = c.at("state"), &indices = c.at("indices");
     const int64_t tokens = q.dims[0], nk = q.dims[1], dk = q.dims[2], nv = v.dims[1], dv = v.dims[2];
     const double scale = c.has("scale") ? c.at("scale").real(0) : 1.0;
     const bool rows = indices.dims.size() == 2;
@@ -101,11 +103,10 @@ inline Answer answer_of(const cases::Case& c) {
     answer.out.assign(tokens * nv * dv, std::nan(""));
     answer.state.resize(state.size());
     for (size_t i = 0; i < state.size(); ++i) answer.state[i] = state.real(i);
-    if (!answer.plan.sound) return answer;
 
     const std::vector<double> before = answer.state;
     for (size_t i = 0; i < answer.plan.verdict.size(); ++i) {
-        const int64_t first = answer.plan.first[i], length = lengths.integer(i);
+        const int64_t first = answer.plan.first[i], length = answer.plan.length[i];
         if (answer.plan.verdict[i] == Verdict::Skip)
             std::fill(answer.out.begin() + first * nv * dv, answer.out.begin() + (first + length) * nv * dv, 0.0);
         if (answer.plan.verdict[i] != Verdict::Compute) continue;

@@ -174,24 +174,30 @@ void broken_sequences() {
         expect_verdicts(pad, "pad", "csc");
         pad.arrays["indices"].set_integer(third - 1, 1);
         expect_verdicts(pad, "half a pad", "cFc");
-        c = three_sequences(rows);
-        c.arrays["lengths"].set_integer(0, 3);
-        expect_verdicts(c, "lengths add up to T + 1", "FFF");
-        c.arrays["lengths"].set_integer(0, 1);
-        expect_verdicts(c, "lengths add up to T - 1", "FFF");
-        c.arrays["lengths"].set_integer(0, -2);
-        c.arrays["lengths"].set_integer(1, 7);
-        expect_verdicts(c, "negative length", "FFF");
-        c.arrays["lengths"].set_integer(0, 0);
-        c.arrays["lengths"].set_integer(1, rows ? 4 : 5);
-        c.arrays["lengths"].set_integer(2, rows ? 3 : 2);
-        expect_verdicts(c, "length 0", "Fcc");
-        if (rows) {
-            c.arrays["lengths"].set_integer(0, 0);
-            c.arrays["lengths"].set_integer(1, 5);
-            c.arrays["lengths"].set_integer(2, 2);
-            expect_verdicts(c, "longer than the row", "FFc");
-        }
+        const auto lengths = [&](int64_t one, int64_t two, int64_t three) {
+            Case other = three_sequences(rows);
+            for (size_t i = 0; i < 3; ++i) {
+                other.arrays["lengths"].set_integer(i, i == 0 ? one : i == 1 ? two : three);
+                other.arrays["accepted"].set_integer(i, 1);
+            }
+            return other;
+        };
+        expect_verdicts(lengths(3, 3, 2), "lengths add up to T + 1", "ccF");
+        expect_verdicts(lengths(1, 3, 2), "lengths add up to T - 1", "ccc");
+        expect_verdicts(lengths(1, 1, 0), "two tokens of seven", "ccF");
+        expect_verdicts(lengths(-2, 7, 2), "negative length", rows ? "FFF" : "FcF");
+        expect_verdicts(lengths(0, 4, 3), "length 0", "Fcc");
+        expect_verdicts(lengths(0, 5, 2), "longer than the row", rows ? "FFc" : "Fcc");
+        Case wide = lengths(2, 3, 2);
+        wide.arrays["lengths"] = cases::Array(cases::I64, {3});
+        wide.arrays["lengths"].set_integer(0, 2);
+        wide.arrays["lengths"].set_integer(1, (int64_t{1} << 32) + 3);
+        wide.arrays["lengths"].set_integer(2, std::numeric_limits<int64_t>::max());
+        expect_verdicts(wide, "lengths that 32 bits would cut", "cFF");
+        Case beside = three_sequences(rows);
+        beside.arrays["pad_slot"] = cases::Array(cases::I64, {});
+        beside.arrays["pad_slot"].set_integer(0, beside.at("indices").integer(second));
+        expect_verdicts(beside, "the pad slot among others", "cFc");
     }
     // Rows whose unused slot is the read slot of another: nobody writes it.
     Case shared = three_sequences(true);

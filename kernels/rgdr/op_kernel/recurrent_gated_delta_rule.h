@@ -123,10 +123,7 @@ class RecurrentGatedDeltaRule {
     }
 
     __aicore__ inline void Process() {
-        if (!LengthsAreSound()) {
-            FillAll();
-            return;
-        }
+        FillBehind();
         const uint64_t items = uint64_t(p_.sequences) * p_.valueHeads * p_.tiles;
         const uint64_t cores = AscendC::GetBlockNum();
         const uint64_t core = AscendC::GetBlockIdx();
@@ -152,17 +149,13 @@ class RecurrentGatedDeltaRule {
   private:
     // ---- which sequences may run ---------------------------------------------------------------------------------
 
-    // Lengths that do not add up to T leave no way to say which token is whose: then no sequence runs.
-    __aicore__ inline bool LengthsAreSound() {
-        uint64_t sum = 0;
-        for (uint32_t i = 0; i < p_.sequences; ++i) {
-            const int64_t length = lengths_.GetValue(i);
-            if (length < 0 || length > int64_t(p_.tokens)) {
-                return false;
-            }
-            sum += length;
+    // The token behind a sequence of `length` tokens, as far as there are tokens. Lengths below 1 count as 0.
+    __aicore__ inline uint32_t Behind(uint32_t first, int64_t length) {
+        if (length < 1) {
+            return first;
         }
-        return sum == p_.tokens;
+        const uint64_t end = first + uint64_t(length);
+        return end < p_.tokens ? static_cast<uint32_t>(end) : p_.tokens;
     }
 
     __aicore__ inline int64_t SlotAt(uint32_t i, uint32_t first, uint32_t position) {
@@ -170,14 +163,18 @@ class RecurrentGatedDeltaRule {
         return indices_.GetValue(at);
     }
 
-    __aicore__ inline bool InPool(int64_t slot) { return slot >= 0 && uint64_t(slot) < p_.slots; }
+    // In the pool, and not the pad slot, which stands alone or not at all.
+    __aicore__ inline bool Usable(int64_t slot) {
+        return slot >= 0 && uint64_t(slot) < p_.slots && !(p_.usePadSlot != 0 && slot == p_.padSlot);
+    }
 
     // The checks that need no other sequence.
     __aicore__ inline Sequence Examine(uint32_t i, uint32_t first) {
         Sequence s;
+        const int64_t length = lengths_.GetValue(i);
         s.first = first;
-        s.length = static_cast<uint32_t>(lengths_.GetValue(i));
-        if (s.length < 1 || s.length > p_.mostTokens || (p_.rowWidth != 0 && s.length > p_.rowWidth)) {
+        s.length = Behind(first, length) - first;
+        if (length < 1 || length > int64_t(p_.mostTokens) || length != int64_t(s.length)) {
             return s;
         }
         const uint32_t width = p_.rowWidth != 0 ? p_.rowWidth : s.length;
@@ -191,6 +188,9 @@ class RecurrentGatedDeltaRule {
                 return s;
             }
         }
+        if (s.length > width) {
+            return s;
+        }
         int64_t accepted = 1;
         if (p_.hasAccepted != 0) {
             accepted = accepted_.GetValue(i);
@@ -200,12 +200,12 @@ class RecurrentGatedDeltaRule {
             accepted = accepted == 0 ? 1 : accepted;
         }
         s.read = SlotAt(i, first, static_cast<uint32_t>(accepted - 1));
-        if (!InPool(s.read)) {
+        if (!Usable(s.read)) {
             return s;
         }
         for (uint32_t t = 0; t < s.length; ++t) {
             s.slots[t] = SlotAt(i, first, t);
-            if (!InPool(s.slots[t])) {
+            if (!Usable(s.slots[t])) {
                 return s;
             }
             s.storeMask |= 1u << t;
@@ -238,8 +238,8 @@ class RecurrentGatedDeltaRule {
         }
         uint32_t first = 0;
         for (uint32_t j = 0; j < p_.sequences; ++j) {
-            const uint32_t length = static_cast<uint32_t>(lengths_.GetValue(j));
-            const uint32_t width = p_.rowWidth != 0 ? p_.rowWidth : length;
+            const uint32_t behind = Behind(first, lengths_.GetValue(j));
+            const uint32_t width = p_.rowWidth != 0 ? p_.rowWidth : behind - first;
             bool near = false;  // rows of slots mostly lie apart: look closer only where they do not
             for (uint32_t position = 0; position < width && j != i && !near; ++position) {
                 const int64_t slot = SlotAt(j, first, position);
@@ -257,7 +257,7 @@ class RecurrentGatedDeltaRule {
                     }
                 }
             }
-            first += length;
+            first = behind;
         }
         return false;
     }
@@ -293,7 +293,7 @@ class RecurrentGatedDeltaRule {
             return;
         }
         for (; before_ < i; ++before_) {
-            firstToken_ += static_cast<uint32_t>(lengths_.GetValue(before_));
+            firstToken_ = Behind(firstToken_, lengths_.GetValue(before_));
         }
         index_ = i;
         entered_ = true;
@@ -364,15 +364,22 @@ class RecurrentGatedDeltaRule {
         return rowsOut_.template DeQue<T>();
     }
 
-    // NaN to every row of the output, shared among the cores.
-    __aicore__ inline void FillAll() {
-        const uint64_t pieces = uint64_t(p_.tokens) * p_.valueHeads * p_.tiles;
+    // NaN to the tokens behind the last sequence, where lengths add up to less than T; shared among the cores.
+    __aicore__ inline void FillBehind() {
+        uint32_t behind = 0;
+        for (uint32_t i = 0; i < p_.sequences; ++i) {
+            behind = Behind(behind, lengths_.GetValue(i));
+        }
+        if (behind == p_.tokens) {
+            return;
+        }
+        const uint64_t pieces = uint64_t(p_.tokens - behind) * p_.valueHeads * p_.tiles;
         const uint64_t cores = AscendC::GetBlockNum();
         const uint64_t core = AscendC::GetBlockIdx();
         LocalTensor<T> rows = Filled(p_.tileRows, Element<T>::kNan);
         for (uint64_t piece = pieces * core / cores; piece < pieces * (core + 1) / cores; ++piece) {
             const uint32_t row = static_cast<uint32_t>(piece % p_.tiles) * p_.tileRows;
-            AscendC::DataCopy(out_[piece / p_.tiles * p_.valueDim + row], rows, RowsFrom(row));
+            AscendC::DataCopy(out_[OutAt(behind, 0, row) + piece / p_.tiles * p_.valueDim], rows, RowsFrom(row));
         }
         rowsOut_.FreeTensor(rows);
     }
