@@ -121,9 +121,9 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER_BYTES + 1
         raw = file.read(length) if length <= _MAX_HEADER_BYTES else b""
     try:
-        header = json.loads(raw)
+        header = dict(json.loads(raw))
         header.pop("__metadata__", None)
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError):
         raise CheckpointError(f"{path} is not a safetensors file", fix="download it again") from None
     return 8 + length, header
 
