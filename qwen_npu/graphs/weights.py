@@ -121,10 +121,12 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER_BYTES + 1
         raw = file.read(length) if length <= _MAX_HEADER_BYTES else b""
     try:
-        header = dict(json.loads(raw))
-        header.pop("__metadata__", None)
-    except (ValueError, TypeError):
+        header = json.loads(raw)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
         raise CheckpointError(f"{path} is not a safetensors file", fix="download it again") from None
+    header.pop("__metadata__", None)
     return 8 + length, header
 
 

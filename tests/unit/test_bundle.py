@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_a_bundle_stands_alone(checkpoint: Path, tmp_path: Path) -> None:
     assert opened.contract("vision", grid=(6, 2)).inputs[0].shape == (12, 96)
     assert opened.contract("decode_fixed").inputs[1].shape == (1, 40)
     assert opened.contract("decode_growing", numerics="f32").inputs[5].shape[3] == "L"
-    with pytest.raises(UsageError, match="8x8.*2x4, 6x2"):
+    with pytest.raises(UsageError, match=r"8x8.*2x4, 6x2"):
         opened.path("vision", grid=(8, 8))
 
 
@@ -206,8 +207,6 @@ def test_two_processes_at_once_both_get_it(checkpoint: Path, cache: Path) -> Non
         print(bundle.verify(tokens=2, width=2, sequences=1, slots=2).is_file(), bundle.digest)
         """
     )
-    import time
-
     start = str(time.time() + 2)
     command = [sys.executable, "-c", program, str(checkpoint), start]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]

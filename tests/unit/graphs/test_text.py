@@ -1,4 +1,4 @@
-"""The language graphs against themselves: prefill in one go or token by token, padding, growing and fixed, what is never read."""
+"""The language graphs against themselves: at once or token by token, padding, growing and fixed, what is never read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qwen_npu.bundle import Bundle, build_bundle
 from qwen_npu.graphs.text import decode_graph, prefill_graph
+from qwen_npu.spec import NUMERICS
 from tests.unit.graphs.checkpoints import IMAGE_TOKEN, random_checkpoint
 from tests.unit.graphs.runner import GraphRunner, native_library
 
@@ -143,7 +144,7 @@ def test_image_rows_go_to_image_tokens_in_order(bundle: Bundle) -> None:
 
 
 def test_more_image_tokens_than_rows_cannot_run(bundle: Bundle) -> None:
-    with pytest.raises(Exception, match="(?i)indices|bounds|range"):
+    with pytest.raises(Exception, match=r"(?i)indices|bounds|range"):
         GraphRunner(bundle).prefill(np.array([IMAGE_TOKEN] * 3), np.tile(np.arange(3), (3, 1)), np.zeros((2, 48)))
 
 
@@ -161,13 +162,11 @@ def test_native_kernel_and_function_body_agree(bundle: Bundle, numerics: Any) ->
 
 
 def test_building_twice_gives_the_same_file(bundle: Bundle) -> None:
-    for numerics in ("f32", "device"):
-        assert (
-            prefill_graph(bundle.spec, numerics, bundle.weights)
-            == bundle.path("prefill", numerics=numerics).read_bytes()
-        )  # type: ignore[arg-type]
-        fixed = decode_graph(bundle.spec, numerics, bundle.weights, capacity=bundle.capacity)  # type: ignore[arg-type]
-        assert fixed == bundle.path("decode_fixed", numerics=numerics).read_bytes()  # type: ignore[arg-type]
+    for numerics in NUMERICS:
+        prefill = prefill_graph(bundle.spec, numerics, bundle.weights)
+        fixed = decode_graph(bundle.spec, numerics, bundle.weights, capacity=bundle.capacity)
+        assert prefill == bundle.path("prefill", numerics=numerics).read_bytes()
+        assert fixed == bundle.path("decode_fixed", numerics=numerics).read_bytes()
 
 
 @pytest.mark.parametrize("numerics", ["f32", "device"])

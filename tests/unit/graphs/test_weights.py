@@ -74,7 +74,7 @@ def test_unfit_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         prepared(directory)
     bias = "model.language_model.layers.1.self_attn.q_proj.bias"
     directory = rewrite(random_checkpoint(tmp_path / "c"), lambda found: found.update({bias: np.ones(5, np.float32)}))
-    with pytest.raises(CheckpointError, match="q_proj.bias"):
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
         prepared(directory)
     directory = rewrite(random_checkpoint(tmp_path / "d"), lambda found: found.update({NORM: np.ones(48, np.int8)}))
     with pytest.raises(CheckpointError, match="dtype I8"):
@@ -100,7 +100,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
 def test_missing_shards_and_files_are_named(tmp_path: Path) -> None:
     directory = random_checkpoint(tmp_path / "a", shards=3)
     (directory / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="lacks .*00002"):
+    with pytest.raises(CheckpointError, match=r"lacks .*00002"):
         Checkpoint(directory)
     (directory / "model.safetensors.index.json").write_text("[]", encoding="utf-8")
     with pytest.raises(CheckpointError, match="not a safetensors index"):
