@@ -100,13 +100,13 @@ def tint(colour_: str, share: float) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """1 B, 2.0 KiB, 48.0 MiB."""
+    """1 B, 2.0 KiB, 138 KiB, 48.0 MiB."""
     if abs(nbytes) < 1024:
         return f"{int(nbytes)} B"
     for unit in ("KiB", "MiB", "GiB"):
         nbytes /= 1024
         if abs(nbytes) < 1024 or unit == "GiB":
-            return f"{nbytes:.1f} {unit}"
+            return f"{nbytes:.0f} {unit}" if abs(nbytes) >= 100 else f"{nbytes:.1f} {unit}"
     raise AssertionError  # the loop returns at its last unit
 
 
@@ -129,8 +129,8 @@ def finish(
         if meta.get("driver") == "emulator":
             device += " emulated: bytes and counts are exact, times are this CPU's"
     known = [source for source in ("observed", "inferred", "emulator") if source in set(sources)]
-    parts = [*notes, "source: " + " + ".join(known) if known else "", device]
-    footer = "  ·  ".join(html.escape(part) for part in parts if part)
+    parts = [html.escape(part) for part in ("source: " + " + ".join(known) if known else "", device) if part]
+    footer = "<br>".join(["  ·  ".join(parts), *(html.escape(note) for note in notes)])
     figure.update_layout(
         title={
             "text": title,
@@ -151,7 +151,7 @@ def finish(
         paper_bgcolor=shade("paper"),
         plot_bgcolor=shade("paper"),
         height=height,
-        margin={"l": 70, "r": 30, "t": 84, "b": 84},
+        margin={"l": 70, "r": 30, "t": 84, "b": 84 + 14 * len(notes)},
         hoverlabel={"font": {"size": 12.5}, "align": "left"},
         legend={"orientation": "v", "x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 4},
         bargap=0.12,

@@ -20,9 +20,8 @@ INSIDE = "inside predict"
 """The lane of memory that predict brings itself for host tensors; the vendor's package does not show it."""
 
 _STATES = ("conv", "recurrent", "kv", "pool")
-_HOST_ORDER = ("pool", "conv", "recurrent", "kv", "peek", "other", "logits", "input")
-_DEVICE_ORDER = ("input", "logits", "conv", "recurrent", "kv", "pool", "peek", "other")
-"""What crosses every step lies next to the bus, so that its arrows are short."""
+_ORDER = ("input", "logits", "peek", "other", "pool", "kv", "recurrent", "conv")
+"""From the bus outwards: what crosses every step lies next to it, so that its arrows are short."""
 MAX_BADGES = 48
 """Bars carry R and W up to so many ticks; beyond, only the hover tells."""
 MAX_TEXTS = 16
@@ -110,7 +109,7 @@ def host_lane(timeline: Timeline, id_: str) -> tuple[str, str]:
 
 
 def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
-    """A lane a buffer, host above, device below; copies as arrows between them.
+    """A lane a buffer, device above, host below; copies as arrows between them.
 
     Args:
         window: first and last tick (see the table's column "tick"); by default the newest that can be drawn legibly.
@@ -128,14 +127,11 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
     if not lanes:
         return theme.nothing(ledger, title=title, reason="Neither buffers nor copies were recorded.")
     figure = go.Figure()
-    host = {cell.lane for cell in found if cell.host} | {
-        host_lane(timeline, move.host)[0] for move in moves if move.host
-    }
-    bus = _bands(figure, lanes, host)
+    low, high = _bands(figure, lanes)
     _bars(figure, timeline, ticks, found, lanes, grown)
     _arrows(figure, timeline, ticks, moves, lanes, grown)
     if len(ticks) <= MAX_TEXTS:
-        _sums_on_the_bus(figure, ticks, moves, bus)
+        _sums_on_the_bus(figure, ticks, moves)
     marks, texts = axis.thinned(ticks)
     figure.update_xaxes(
         title="step", tickvals=[mark + 0.5 for mark in marks], ticktext=texts, range=[0, len(ticks)], showgrid=False
@@ -144,7 +140,7 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
     figure.update_yaxes(
         tickvals=list(lanes.values()),
         ticktext=list(lanes),
-        range=[min(lanes.values()) - (0.95 if grown else 0.6), max(max(lanes.values()), bus) + 1.1],
+        range=[low, high],
         showgrid=False,
         zeroline=False,
     )
@@ -156,7 +152,7 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
     states = sum(move.nbytes for move in moves if move.kind in _STATES and timeline.ticks[move.tick].is_step)
     steps = axis.step_ticks(ticks)
     subtitle = (
-        "R read, W written by predict, U uploaded; host hatched, device solid; ▼ up to the device, ▲ down to the host. "
+        "R read, W written by predict, U uploaded; host hatched, device solid; ▲ up to the device, ▼ down to the host. "
     )
     if steps:
         subtitle += (
@@ -164,15 +160,17 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
             if states
             else f"<b>No state crossed in {len(steps)} steps.</b>"
         )
-    return theme.finish(
+    figure = theme.finish(
         figure,
         ledger,
         title=title,
         subtitle=subtitle,
         sources=sources,
         notes=notes,
-        height=int(200 + 32 * (max(lanes.values()) - min(lanes.values()) + 1)),
+        height=int(180 + 32 * (high - low)),
     )
+    figure.update_layout(legend={"x": 1.035})
+    return figure
 
 
 def residency_table(ledger: Ledger, *, window: Window | None = None) -> Table:
@@ -355,7 +353,7 @@ def _grown(found: Iterable[Cell]) -> set[str]:
 
 
 def _lanes(timeline: Timeline, found: Iterable[Cell], moves: Iterable[Move], grown: Iterable[str]) -> dict[str, float]:
-    """Heights of the lanes from the top down: host, a gap for the bus, device."""
+    """Heights of the lanes."""
     host: dict[str, str] = {}
     device: dict[str, str] = {}
     for cell in found:
@@ -366,43 +364,43 @@ def _lanes(timeline: Timeline, found: Iterable[Cell], moves: Iterable[Move], gro
             host.setdefault(lane, kind)
         if not move.buffer:
             device[INSIDE] = "input"
+    # The bus is at height 0: device lanes above it, so that an upload goes up, and host lanes below.
     heights: dict[str, float] = {}
-    height = 0.0
-    for lane in sorted(host, key=lambda lane: (_HOST_ORDER.index(host[lane]), lane)):
+    height = 1.25
+    for lane in sorted(device, key=lambda lane: (lane == INSIDE, -_ORDER.index(device[lane]), lane), reverse=True):
+        extra = 0.35 * (lane in grown)
+        heights[lane] = height + extra
+        height += 1 + 2 * extra
+    height = -1.25
+    for lane in sorted(host, key=lambda lane: (_ORDER.index(host[lane]), lane)):
         heights[lane] = height
         height -= 1
-    height -= 1.5
-    for lane in sorted(device, key=lambda lane: (lane != INSIDE, _DEVICE_ORDER.index(device[lane]), lane)):
-        height -= 0.35 * (lane in set(grown))
-        heights[lane] = height
-        height -= 1 + 0.35 * (lane in set(grown))
     return heights
 
 
-def _bands(figure: go.Figure, lanes: Mapping[str, float], host: Iterable[str]) -> float:
-    """Shades the host's half and names both; gives the height of the bus between them."""
-    on_host = set(host)
-    below = [height for lane, height in lanes.items() if lane not in on_host]
-    bus = max(below) + 1.25 if below else min(lanes.values()) - 1.25
-    top = max((height for lane, height in lanes.items() if lane in on_host), default=bus)
-    figure.add_hrect(y0=bus, y1=top + 1.1, fillcolor=theme.shade("band"), line_width=0, layer="below")
-    figure.add_hline(y=bus, line={"color": theme.shade("soft"), "width": 1, "dash": "dash"}, layer="below")
-    for text, height in (("<b>HOST</b>", top + 0.75), ("<b>DEVICE</b>", bus - 0.35)):
-        figure.add_annotation(x=0, y=height, text=text, showarrow=False, xanchor="left", xshift=4, font={"size": 11})
-    return bus
+def _bands(figure: go.Figure, lanes: Mapping[str, float]) -> tuple[float, float]:
+    """Shades the host's half and names both; gives the lowest and the highest point."""
+    low, high = min(0.0, *lanes.values()) - 0.7, max(0.0, *lanes.values()) + 1.0
+    figure.add_hrect(y0=low, y1=0, fillcolor=theme.shade("band"), line_width=0, layer="below")
+    figure.add_hline(y=0, line={"color": theme.shade("soft"), "width": 1, "dash": "dash"}, layer="below")
+    for text, height in (("<b>DEVICE</b>", high / 2), ("<b>HOST</b>", low / 2)):
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="left", y=height, text=text, textangle=90, showarrow=False, font={"size": 11}
+        )
+    return low, high
 
 
-def _sums_on_the_bus(figure: go.Figure, ticks: Sequence[Tick], moves: Sequence[Move], bus: float) -> None:
+def _sums_on_the_bus(figure: go.Figure, ticks: Sequence[Tick], moves: Sequence[Move]) -> None:
     sums: dict[tuple[int, str], int] = defaultdict(int)
     for move in moves:
         sums[move.tick, move.direction] += move.nbytes
     for place, tick in enumerate(ticks):
-        sides = ((arrow, sums.get((tick.number, direction))) for arrow, direction in (("▼", "H2D"), ("▲", "D2H")))
+        sides = ((arrow, sums.get((tick.number, direction))) for arrow, direction in (("▲", "H2D"), ("▼", "D2H")))
         parts = [f"{arrow}{bytes_text(nbytes)}" for arrow, nbytes in sides if nbytes is not None]
         if parts:
             figure.add_annotation(
                 x=place + 0.5,
-                y=bus,
+                y=0,
                 text="<br>".join(parts),
                 showarrow=False,
                 font={"size": 10.5},
@@ -527,22 +525,22 @@ def _arrows(
     by_tick: dict[int, list[Move]] = defaultdict(list)
     for move in moves:
         by_tick[move.tick].append(move)
-    for direction, symbol in (("H2D", "triangle-down"), ("D2H", "triangle-up")):
+    for direction, symbol in (("H2D", "triangle-up"), ("D2H", "triangle-down")):
         lines: dict[str, list[Any]] = {"x": [], "y": []}
         heads: dict[str, list[Any]] = {"x": [], "y": [], "hover": []}
-        verb, way = ("▼ upload", "→") if direction == "H2D" else ("▲ download", "←")
+        verb, way = ("▲ upload", "→") if direction == "H2D" else ("▼ download", "←")
         for number, group in by_tick.items():
             for i, move in enumerate(group):
                 if move.direction != direction:
                     continue
                 x = place[number] + (i + 0.5) / len(group)
-                top = lanes.get(host_lane(timeline, move.host)[0]) if move.host else max(lanes.values())
-                bottom = lanes.get(move.buffer or INSIDE)
-                if top is None or bottom is None:
+                below = lanes.get(host_lane(timeline, move.host)[0]) if move.host else 0.0
+                above = lanes.get(move.buffer or INSIDE)
+                if above is None or below is None:
                     continue
                 if move.buffer in grown:
-                    bottom += _offset(timeline.life_at(move.buffer, move.seq))
-                start, end = (top, bottom) if direction == "H2D" else (bottom, top)
+                    above += _offset(timeline.life_at(move.buffer, move.seq))
+                start, end = (below, above) if direction == "H2D" else (above, below)
                 lines["x"] += [x, x, None]
                 lines["y"] += [start, end, None]
                 heads["x"].append(x)

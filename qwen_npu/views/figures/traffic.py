@@ -80,14 +80,28 @@ def compare_traffic(
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, subplot_titles=headings, horizontal_spacing=0.04)
     legend: set[str] = set()
     low = high = 0.0
+    spans = []
     for column, (timeline, sums) in enumerate(zip(timelines, all_sums, strict=True), start=1):
         steps = axis.step_ticks(timeline.ticks)
         bottom, top = _draw(figure, steps, sums, legend=legend, column=column)
         low, high = min(low, bottom), max(high, top)
+        spans.append((len(steps), top - bottom))
         marks, texts = axis.thinned(steps, most=12)
         figure.update_xaxes(title="step", tickvals=marks, ticktext=texts, row=1, col=column)
     _byte_axis(figure, low, high)
     figure.update_yaxes(title="", row=1, col=2)
+    for column, (count, span) in enumerate(spans, start=1):
+        if span < 0.01 * (high - low):
+            figure.add_annotation(
+                x=(count - 1) / 2,
+                y=0,
+                text="less than a line's width at this scale",
+                showarrow=False,
+                yshift=12,
+                font={"size": 11, "color": theme.shade("soft")},
+                row=1,
+                col=column,
+            )
     figure.update_layout(barmode="relative")
     sources = {move.source for timeline in timelines for move in timeline.moves}
     theme.finish(figure, first, title=title, subtitle=" ", sources=sources, height=460)
