@@ -24,9 +24,9 @@ _MARKS = {
     Verdict.PASS: ("✓", "good"),
     Verdict.FAIL: ("✗", "bad"),
     Verdict.ERROR: ("!", "bad"),
-    Verdict.TIMEOUT: ("⏱", "bad"),
-    Verdict.DEAD_KERNEL: ("☠", "bad"),
-    Verdict.INFRA: ("⚙", "bad"),
+    Verdict.TIMEOUT: ("!", "bad"),
+    Verdict.DEAD_KERNEL: ("!", "bad"),
+    Verdict.INFRA: ("!", "bad"),
     Verdict.SKIPPED: ("–", "idle"),
     Verdict.INCOMPLETE: ("…", "bad"),
 }

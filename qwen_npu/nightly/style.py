@@ -41,7 +41,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 details { margin: .6rem 0; } summary { cursor: pointer; }
 svg.trend { display: block; height: 1.6rem; width: 9.5rem; }
 svg.trend .good { fill: var(--good); } svg.trend .bad { fill: var(--bad); } svg.trend .idle { fill: var(--idle); }
-.index td:nth-child(3) { min-width: 14rem; }
+.index td:nth-child(2) { min-width: 9rem; } .index td:nth-child(3) { min-width: 14rem; }
 #code, label[for=code] { font-size: .875rem; color: var(--soft); }
 #code { margin: 1rem .4rem 0 0; }
 #code:not(:checked) ~ main .input { display: none; }
