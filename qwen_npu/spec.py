@@ -124,6 +124,15 @@ class ModelSpec:
     def logits_bytes(self, batch: int = 1, numerics: Numerics = "device") -> int:
         return batch * self.vocab * _half_bytes(numerics)
 
+    def step_input_bytes(self, mask_tokens: int, index_bytes: int = 4) -> int:
+        """What a resident decode step sends to the device: one id, four positions and the mask, as deployed in int32."""
+        return (1 + 4 + mask_tokens) * index_bytes
+
+    def state_bytes(self, kv_tokens: int, numerics: Numerics = "device") -> int:
+        """Conv, recurrent and KV of one sequence together."""
+        kv = self.kv_bytes(kv_tokens, numerics=numerics)
+        return self.conv_bytes(numerics=numerics) + self.recurrent_bytes() + kv
+
     def growing_kv_copied_bytes(self, past_tokens: int, steps: int, numerics: Numerics = "device") -> int:
         """Bytes of KV that `steps` growing steps write from `past_tokens` on: step i writes past + i + 1 positions."""
         positions = steps * past_tokens + steps * (steps + 1) // 2

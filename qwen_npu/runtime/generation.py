@@ -16,6 +16,7 @@ from qwen_npu.runtime.stages import DecodeStage, StageModel, open_stage, run_pre
 from qwen_npu.runtime.states import DecodeInfos, fixed_capacity, hand_over
 
 if TYPE_CHECKING:
+    from qwen_npu.bundle import GraphName
     from qwen_npu.runtime.session import Session
 
 
@@ -85,7 +86,7 @@ class Generation(Iterator[StepResult]):
         yield self._told(step)
         if self.stop:
             return
-        with self._stage(f"decode_{self._session.kv}") as model:
+        with self._stage("decode_fixed" if self._session.kv == "fixed" else "decode_growing") as model:
             meter = _Meter(driver)
             capacity = fixed_capacity(DecodeInfos(model.inputs, model.outputs))
             states = hand_over(prefill.states, prefill.pads, self._bucket, capacity)
@@ -101,7 +102,7 @@ class Generation(Iterator[StepResult]):
                 choice = chooser.choose(logits, full=decode.full)
                 yield self._told(meter.step("decode", driver.step, predict_ms=predict_ms, **choice))
 
-    def _stage(self, graph: str, grid: tuple[int, int] | None = None) -> AbstractContextManager[StageModel]:
+    def _stage(self, graph: GraphName, grid: tuple[int, int] | None = None) -> AbstractContextManager[StageModel]:
         bundle, numerics = self._session.bundle, self._session.numerics
         path = bundle.path(graph, numerics=numerics, grid=grid)
         return open_stage(self._driver, path, graph, bundle.contract(graph, numerics=numerics, grid=grid))
