@@ -108,6 +108,26 @@ class Bundle:
         name = f"admit-b{sequences}-s{slots}-{_checked(numerics)}"
         return self._on_demand(name, partial(admit_graph, self.spec, numerics, **sizes))
 
+    def peek(self, *, kv: Literal["fixed", "growing"] = "fixed", numerics: Numerics = "device") -> Path:
+        """The graph that reduces the states of one sequence to a few figures a head (`contract.peek`)."""
+        if kv not in ("fixed", "growing"):
+            raise UsageError(f"unknown kv {kv!r}", expected="fixed or growing")
+        from qwen_npu.graphs.peek import peek_graph
+
+        capacity = self.capacity if kv == "fixed" else None
+        make = partial(peek_graph, self.spec, _checked(numerics), capacity=capacity)
+        return self._on_demand(f"peek-{kv}-{numerics}", make)
+
+    def peek_pools(self, *, sequences: int, slots: int, numerics: Numerics = "device") -> Path:
+        """The same for chosen slots of the pools and the sequences' KV (`contract.peek_pools`)."""
+        if min(sequences, slots) < 1:
+            raise UsageError(f"peek at {sequences} sequences, {slots} slots", expected="at least one of each")
+        from qwen_npu.graphs.peek import peek_pools_graph
+
+        sizes = {"sequences": sequences, "slots": slots, "capacity": self.capacity}
+        name = f"peek-b{sequences}-s{slots}-{_checked(numerics)}"
+        return self._on_demand(name, partial(peek_pools_graph, self.spec, numerics, **sizes))
+
     def _on_demand(self, name: str, make: Callable[[], bytes]) -> Path:
         """A graph beside the weights it refers to, with its digest in a file of its own that is written first."""
         path = self.directory / f"{name}-{_builder_digest()[:8]}.onnx"

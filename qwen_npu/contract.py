@@ -32,6 +32,8 @@ SSM_STATE_INDICES = "ssm_state_indices"
 NUM_ACCEPTED_TOKENS = "num_accepted_tokens"
 ROW = "row"
 SLOT = "slot"
+POSITION = "position"
+SLOTS = "slots"
 
 STATE_KINDS = ("conv", "recurrent", "kv")
 """Order of the states in every graph's inputs and outputs."""
@@ -40,6 +42,10 @@ PRESENT = {"conv": "present_conv_states", "recurrent": "present_recurrent_states
 
 ADMITTED = {"conv": "conv_states", "recurrent": "recurrent_states", "kv": "kv_cache"}
 """The one sequence's states that an admit graph is given: prefill's `present_*`, the KV padded to capacity."""
+
+PEEK = {"conv": "peek_conv", "recurrent": "peek_recurrent", "kv": "peek_kv"}
+PEEK_FIGURES = ("l2_norm", "max_abs", "non_finite")
+"""Last axis of every peek output: norm and largest magnitude of the finite elements, number of the others."""
 
 
 def conv_pool(layer: int) -> str:
@@ -241,3 +247,25 @@ def admit(spec: ModelSpec, numerics: Numerics, *, sequences: int, slots: int, ca
         _presents((kv, *pools)),
         in_place={present_of(pool.name): pool.name for pool in pools},
     )
+
+
+def _peeks(spec: ModelSpec, sequences: int, slots: tuple[Dim, ...]) -> tuple[TensorContract, ...]:
+    layers, full, figures = len(spec.linear_layers), 2 * len(spec.full_layers), len(PEEK_FIGURES)
+    return (
+        TensorContract(PEEK["conv"], "float32", (layers, *slots, figures)),
+        TensorContract(PEEK["recurrent"], "float32", (layers, *slots, spec.nv, figures)),
+        TensorContract(PEEK["kv"], "float32", (full, sequences, spec.kv_heads, figures)),
+    )
+
+
+def peek(spec: ModelSpec, numerics: Numerics, *, capacity: int | None) -> GraphContract:
+    """Figures of one sequence's states; of the KV only the row at `position`. `capacity` None: a growing KV."""
+    states = _states(spec, numerics, PAST, capacity if capacity is not None else "L")
+    return GraphContract("peek", (TensorContract(POSITION, "int64", (1,)), *states), _peeks(spec, 1, ()))
+
+
+def peek_pools(spec: ModelSpec, numerics: Numerics, *, sequences: int, slots: int, capacity: int) -> GraphContract:
+    """Figures of the K pool slots named by `slots`, and of each sequence's KV row at its `position`."""
+    kv = TensorContract(PAST["kv"], half(numerics), spec.kv_shape(capacity, sequences))
+    where = (TensorContract(POSITION, "int64", (sequences,)), TensorContract(SLOTS, "int64", ("K",)))
+    return GraphContract("peek", (*where, kv, *_pools(spec, numerics, slots)), _peeks(spec, sequences, ("K",)))
