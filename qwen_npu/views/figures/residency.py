@@ -10,6 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from qwen_npu.ledger.store import Ledger
+from qwen_npu.ledger.summary import last_writes
 from qwen_npu.ledger.timeline import Life, Move, Tick, Timeline
 from qwen_npu.views import theme
 from qwen_npu.views.figures import axis
@@ -493,24 +494,6 @@ def _hover(cell: Cell, writes: Mapping[int, str]) -> str:
         f"allocated at {buffer.site or 'unknown'}<br>last written by {writes.get(cell.life.born_seq, 'nobody')}"
         f"<br>source: {cell.life.source}"
     )
-
-
-def last_writes(timeline: Timeline) -> dict[int, str]:
-    """`born_seq` of each life -> who wrote it last: "predict of decode_fixed, decode 3, at file:line"."""
-    writes: dict[int, tuple[int, str]] = {}
-    for move in timeline.moves:
-        if move.direction == "H2D" and move.buffer:
-            life = timeline.life_at(move.buffer, move.seq)
-            if life is not None:
-                writes[life.born_seq] = (move.seq, f"upload, {timeline.ticks[move.tick].label}")
-    for use in timeline.uses:
-        for id_ in use.outputs:
-            life = timeline.life_at(id_, use.seq, "output")
-            if life is not None and writes.get(life.born_seq, (-1, ""))[0] < use.seq:
-                where = f", at {use.site}" if use.site else ""
-                graph = f" of {use.graph}" if use.graph else ""
-                writes[life.born_seq] = (use.seq, f"predict{graph}, {timeline.ticks[use.tick].label}{where}")
-    return {born: text for born, (_, text) in writes.items()}
 
 
 def _arrows(
