@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from qwen_npu import __version__
+    from qwen_npu.lab import add_commands as add_lab
     from qwen_npu.nightly.commands import add_commands as add_nightly
 
     parser = argparse.ArgumentParser(
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qwen-npu {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
-    _add_lab(commands)
+    add_lab(commands)
     add_nightly(commands)
     return parser
 
@@ -60,6 +61,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--state", default="resident", help="resident or host (round trip each step)")
     run.add_argument("--kv", default="fixed", help="fixed or growing")
     run.add_argument("--numerics", default="device", help="device (f16 as deployed) or f32")
+    run.add_argument("--speculate", type=int, default=0, metavar="K", help="verify up to K drafts at once (0: none)")
     run.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     run.add_argument("--ignore-eos", action="store_true", help="go on after end of text")
     run.add_argument("--record", metavar="FILE", help="write a ledger")
@@ -81,6 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         state=options.state,
         kv=options.kv,
         numerics=options.numerics,
+        speculate=options.speculate,
     ) as session:
         generation = session.stream(
             options.prompt, options.image, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos
@@ -118,6 +121,11 @@ def _tables(result: GenerateResult) -> str:
             f"bytes moved a step: host to device {moved['host_to_device_bytes']}, "
             f"device to host {moved['device_to_host_bytes']}; allocated {moved['allocated_bytes']}",
         ]
+    if (speculation := facts["speculation"]) is not None:
+        lines.append(
+            f"speculation: {speculation['tokens_per_verify']:.2f} tokens a verify, {speculation['accepted']} of "
+            f"{speculation['drafted']} drafts accepted ({speculation['acceptance']:.0%})"
+        )
     lines.append(f"peak device bytes: {result.peak_device_bytes:,} ({result.peak_source})")
     if result.driver == "emulator":
         lines.append("Emulated device: bytes are exact; times are this machine's CPU, not an NPU's.")
@@ -129,38 +137,6 @@ def _span(values: Sequence[int]) -> str:
         return "-"
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _add_lab(commands: Any) -> None:
-    lab = commands.add_parser("lab", help="open the notebooks in JupyterLab, on this machine only")
-    lab.add_argument("--port", type=int, default=8888)
-    lab.add_argument("--no-browser", action="store_true")
-    lab.add_argument(
-        "--ip", default="127.0.0.1", help="another address than loopback, reachable by others (with the token)"
-    )
-    lab.add_argument("--json", action="store_true", help="print the command instead of running it")
-    lab.set_defaults(run=_lab)
-
-
-def _lab(options: argparse.Namespace) -> int:
-    from qwen_npu.data import notebooks_dir
-
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        f"--ServerApp.ip={options.ip}",
-        f"--ServerApp.port={options.port}",
-        f"--ServerApp.root_dir={notebooks_dir()}",
-        "--LabApp.news_url=None",
-        '--LabApp.check_for_updates_class="jupyterlab.NeverCheckForUpdate"',
-    ]
-    if options.no_browser:
-        command.append("--ServerApp.open_browser=False")
-    if options.json:
-        print(json.dumps(command))
-        return EXIT_FINE
-    return os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":
