@@ -60,7 +60,7 @@ class RecordingDriver:
         start = now_ns()
         for buffer in self._live.values():
             sink(Event("allocate", start, buffer=buffer.id, nbytes=buffer.nbytes, detail=buffer._asdict()))
-        self._driver.subscribe(self._relay if "hidden_copies" in self.capabilities else None)
+        self._driver.subscribe(self.relay if "hidden_copies" in self.capabilities else None)
         try:
             yield
         finally:
@@ -157,7 +157,8 @@ class RecordingDriver:
         if self._sink is not None:
             self.emit("allocate", buffer=buffer.id, nbytes=buffer.nbytes, detail=buffer._asdict())
 
-    def _relay(self, event: Event) -> None:
+    def relay(self, event: Event) -> None:
+        """Passes on an event of an emitter that knows nothing of stages and steps."""
         if self._sink is not None:
             self._sink(
                 event._replace(stage=event.stage or self.stage, step=self.step if event.step < 0 else event.step)

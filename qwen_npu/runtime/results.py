@@ -16,21 +16,24 @@ class StepResult:
     """What one stage or decode step did.
 
     Attributes:
-        stage: "vision", "prefill", "upload" (the one-time crossing of the states) or "decode".
-        step: decode step from 0; -1 for the other stages.
-        token: the token that became known, None where none did.
-        text: the text that this token completed.
-        logits: [vocab] on request, else None.
+        stage: "vision", "prefill", "upload" (the one-time crossing of the states), "decode" or "verify".
+        step: decode or verify step from 0; -1 for the other stages.
+        token: the last token that became known, None where none did.
+        tokens: all tokens that became known; a verify can prove several.
+        text: the text that they completed.
+        logits: [vocab] on request (a verify: one row a token), else None.
         predict_ms: from arranging the inputs to the return of predict.
         wall_ms: from the start of the step to the token being known; for a stage, build and release are not in it.
         build_ms: loading and building the stage's model.
         host_to_device_bytes, device_to_host_bytes: what crossed the bus.
         allocated_bytes: device memory allocated.
+        drafted, accepted: draft tokens verified and found right.
     """
 
     stage: str
     step: int = -1
     token: int | None = None
+    tokens: tuple[int, ...] = ()
     text: str = ""
     logits: np.ndarray | None = field(default=None, repr=False, compare=False)
     predict_ms: float = 0.0
@@ -39,6 +42,8 @@ class StepResult:
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
     allocated_bytes: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields without the logits."""
@@ -74,7 +79,8 @@ class GenerateResult:
 
     @property
     def decode_steps(self) -> tuple[StepResult, ...]:
-        return tuple(step for step in self.steps if step.stage == "decode")
+        """The decode or verify steps."""
+        return tuple(step for step in self.steps if step.stage in ("decode", "verify"))
 
     def stage(self, name: str) -> StepResult | None:
         """The StepResult of "vision", "prefill" or "upload"."""
@@ -106,11 +112,25 @@ class GenerateResult:
                 "device_to_host_bytes": [step.device_to_host_bytes for step in decode],
                 "allocated_bytes": [step.allocated_bytes for step in decode],
             },
+            "speculation": self._speculation(),
             "peak_device_bytes": self.peak_device_bytes,
             "peak_source": self.peak_source,
             "driver": self.driver,
             "device": self.device,
             "notes": list(self.notes),
+        }
+
+    def _speculation(self) -> dict[str, Any] | None:
+        verifies = [step for step in self.steps if step.stage == "verify"]
+        if not verifies:
+            return None
+        drafted, accepted = sum(step.drafted for step in verifies), sum(step.accepted for step in verifies)
+        return {
+            "verifies": len(verifies),
+            "drafted": drafted,
+            "accepted": accepted,
+            "acceptance": accepted / drafted if drafted else 0.0,
+            "tokens_per_verify": sum(len(step.tokens) for step in verifies) / len(verifies),
         }
 
 

@@ -13,11 +13,13 @@ from qwen_npu.driver import open_driver
 from qwen_npu.driver.protocol import Driver
 from qwen_npu.driver.recording import RecordingDriver
 from qwen_npu.errors import StateError, UsageError
-from qwen_npu.runtime.generation import Generation, TokenChooser
+from qwen_npu.runtime.chooser import TokenChooser
+from qwen_npu.runtime.drafts import Drafter
+from qwen_npu.runtime.generation import Generation
 from qwen_npu.runtime.inputs import InputProcessor, TextStream, choose_bucket
 from qwen_npu.runtime.results import GenerateResult
-from qwen_npu.runtime.stages import DecodeStage
-from qwen_npu.runtime.states import StateArrays
+from qwen_npu.runtime.speculative import MOST_DRAFTS
+from qwen_npu.runtime.states import HeldStates, StateArrays
 from qwen_npu.spec import NUMERICS, Numerics
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ class Session:
             they are always on the host.
         kv: "fixed" capacity or "growing".
         numerics: "device" (the dtypes of the deployed graphs) or "f32".
+        speculate: K, most drafts a verify (with resident states and a fixed KV); 0: token by token.
 
     Raises:
-        UsageError: an unknown setting. DriverError, DeviceError: see `open_driver`.
+        UsageError: an unknown setting, or settings that exclude each other. DriverError, DeviceError: see `open_driver`.
     """
 
     def __init__(
@@ -54,22 +57,35 @@ class Session:
         state: StatePlace = "resident",
         kv: KvPolicy = "fixed",
         numerics: Numerics = "device",
+        speculate: int = 0,
     ) -> None:
         _one_of("state", state, ("resident", "host"))
         _one_of("kv", kv, ("fixed", "growing"))
         _one_of("numerics", numerics, NUMERICS)
+        if speculate and (state, kv) != ("resident", "fixed"):
+            raise UsageError(
+                f"speculate={speculate} with state={state!r} and kv={kv!r}",
+                expected="state='resident' and kv='fixed': drafts live in slot pools on the device",
+            )
+        if not 0 <= speculate <= MOST_DRAFTS:
+            raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
         self.bundle = bundle
         self.device = device
         self.kv = kv
         self.numerics = numerics
+        self.speculate = speculate
         self.notes: tuple[str, ...] = ()
         self.driver: RecordingDriver = open_driver(driver, device)
         if state == "resident" and "resident" not in self.driver.capabilities:
+            if speculate:
+                raise UsageError(
+                    f"speculate={speculate} on {device}, which has no resident tensors", expected="a device 'ascend:N'"
+                )
             self.notes = (f"states are kept on the host: {device} has no resident tensors",)
             state = "host"
         self.state = state
         self.inputs = InputProcessor(bundle.checkpoint, bundle.spec, bundle.grids)
-        self._decode: DecodeStage | None = None
+        self._held: HeldStates | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -100,6 +116,7 @@ class Session:
         ignore_eos: bool = False,
         force_tokens: Sequence[int] | None = None,
         logits: bool = False,
+        drafter: Drafter | None = None,
     ) -> Generation:
         """Starts a greedy generation. Everything the user can get wrong is checked before a model is loaded.
 
@@ -110,26 +127,35 @@ class Session:
             ignore_eos: go on after end of text.
             force_tokens: feed these instead of the chosen tokens (teacher forcing); ends after the last of them.
             logits: give each step's logits.
+            drafter: where drafts come from (with `speculate`); prompt lookup if not given.
         """
-        if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {max_new_tokens}", expected="at least 1")
         if force_tokens is not None:
+            if self.speculate:
+                raise UsageError("force_tokens with speculate", expected="one of them")
             max_new_tokens = len(force_tokens)
             ignore_eos = True
+        chooser = self.chooser(max_new_tokens, ignore_eos=ignore_eos, force_tokens=force_tokens, want_logits=logits)
         feed = self.inputs.feed(prompt, image)
         bucket = choose_bucket(len(feed.tokens), self.bundle.buckets, self.bundle.capacity)
         notes = list(self.notes)
         if feed.image is not None and feed.image.note:
             notes.append(f"picture {feed.image.note}")
-        chooser = TokenChooser(
-            TextStream(self.inputs),
-            max_new_tokens,
-            () if ignore_eos else self.bundle.spec.end_tokens,
-            force_tokens,
-            logits,
-        )
         self._release_states()
-        return Generation(self, feed, bucket, chooser, notes)
+        return Generation(self, feed, bucket, chooser, notes, drafter)
+
+    def chooser(
+        self,
+        max_new_tokens: int,
+        *,
+        ignore_eos: bool = False,
+        force_tokens: Sequence[int] | None = None,
+        want_logits: bool = False,
+    ) -> TokenChooser:
+        """The answer of one sequence, still empty; arguments as `stream`."""
+        if max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens is {max_new_tokens}", expected="at least 1")
+        ends = () if ignore_eos else self.bundle.spec.end_tokens
+        return TokenChooser(TextStream(self.inputs), max_new_tokens, ends, force_tokens, want_logits)
 
     def read_states(self) -> StateArrays:
         """All states on the host: conv, recurrent, kv. An explicit crossing, which the ledger shows.
@@ -137,14 +163,14 @@ class Session:
         Raises:
             StateError: nothing has been decoded yet.
         """
-        if self._decode is None:
+        if self._held is None:
             raise StateError("there are no states to read", expected="a generation that has reached decode")
-        return self._decode.states.read()
+        return self._held.read()
 
     @property
     def state_tokens(self) -> int:
         """Tokens that the states hold; 0 before decode."""
-        return 0 if self._decode is None else self._decode.tokens
+        return 0 if self._held is None else self._held.tokens
 
     def peak_device_bytes(self) -> tuple[int, str]:
         """Most device bytes in use at once since the device was opened, and who knows it."""
@@ -165,14 +191,14 @@ class Session:
         finally:
             ledger.close() if path is not None else ledger.flush()
 
-    def adopt(self, decode: DecodeStage) -> None:
+    def adopt(self, held: HeldStates) -> None:
         """Takes over a generation's states, so that they can be read until the next one begins."""
-        self._decode = decode
+        self._held = held
 
     def _release_states(self) -> None:
-        if self._decode is not None:
-            self._decode.free()
-            self._decode = None
+        if self._held is not None:
+            self._held.free()
+            self._held = None
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -187,6 +213,7 @@ class Session:
             "state": self.state,
             "kv": self.kv,
             "numerics": self.numerics,
+            "speculate": self.speculate,
         }
 
 

@@ -209,6 +209,10 @@ class DecodeStage:
         self.tokens += 1
         return array.reshape(-1), predict_ms
 
+    def read(self) -> StateArrays:
+        """All live states on the host: an explicit crossing."""
+        return self.states.read()
+
     def free(self) -> None:
         """Gives the state and logits buffers back."""
         self.states.free()

@@ -143,6 +143,20 @@ class States(Protocol):
         """Gives all memory back."""
 
 
+class HeldStates(Protocol):
+    """States of a generation that a session keeps until the next one."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that they hold."""
+
+    def read(self) -> StateArrays:
+        """All of them on the host: an explicit crossing."""
+
+    def free(self) -> None:
+        """Gives all memory back."""
+
+
 class ResidentStates:
     """States on the device. Conv, recurrent and a fixed KV take turns in two halves; a growing KV is allocated anew
     each step.

@@ -1,0 +1,48 @@
+"""Time and bytes of a stretch of a run, as a StepResult, and the telling of it to the ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qwen_npu.driver.recording import RecordingDriver
+from qwen_npu.ledger.events import now_ns
+from qwen_npu.runtime.results import StepResult
+
+
+class Meter:
+    """Time and bytes from its making on."""
+
+    def __init__(self, driver: RecordingDriver) -> None:
+        self._driver = driver
+        self._start_ns = now_ns()
+        self._before = self._counters()
+
+    def _counters(self) -> tuple[int, int, int]:
+        driver = self._driver
+        return driver.host_to_device_bytes, driver.device_to_host_bytes, driver.allocated_bytes
+
+    def elapsed_ms(self) -> float:
+        return (now_ns() - self._start_ns) / 1e6
+
+    def step(self, stage: str, step: int = -1, *, predict_ms: float | None = None, **fields: Any) -> StepResult:
+        """A StepResult of what happened since; `predict_ms` is the whole time where not given."""
+        wall_ms = self.elapsed_ms()
+        up, down, allocated = (now - before for now, before in zip(self._counters(), self._before, strict=True))
+        return StepResult(
+            stage,
+            step,
+            predict_ms=wall_ms if predict_ms is None else predict_ms,
+            wall_ms=wall_ms,
+            host_to_device_bytes=up,
+            device_to_host_bytes=down,
+            allocated_bytes=allocated,
+            **fields,
+        )
+
+
+def told(driver: RecordingDriver, step: StepResult, prompt_tokens: int) -> StepResult:
+    """The step, after the ledger has heard of it (with the prompt's length, so that readers know the tokens in use)."""
+    if driver.recording:
+        detail = {**step.to_json(), "prompt_tokens": prompt_tokens}
+        driver.emit("step", now_ns() - int(step.wall_ms * 1e6), detail=detail)
+    return step
