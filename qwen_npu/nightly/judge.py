@@ -10,6 +10,7 @@ from typing import Any
 
 from qwen_npu.nightly.baseline import Baseline, compare
 from qwen_npu.nightly.verdict import Verdict
+from qwen_npu.nightly.worker import UNWRITTEN_STATUS
 from qwen_npu.records import DONE
 
 
@@ -64,6 +65,8 @@ def _verdict(seen: Seen, expected: Sequence[str], comparison: Sequence[Mapping[s
         return Verdict.ERROR, f"flood of output {_place(seen)}: {evalue or 'the native log grew beyond its limit'}"
     if seen.ended_by == "silence":
         return Verdict.INFRA, f"the worker showed no sign of life {_place(seen)}"
+    if seen.account is None and seen.worker_status == UNWRITTEN_STATUS:
+        return Verdict.INFRA, f"the output cannot be written {_place(seen)}: is the disk full?"
     if seen.account is None:
         return Verdict.INFRA, f"the worker {status_text(seen.worker_status)} without an account {_place(seen)}"
     if kind == "no_kernel":

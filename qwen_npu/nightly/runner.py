@@ -69,7 +69,7 @@ def run_suite(
     out = Path(out_dir).absolute()
     prepare_out(out)
     with _locked(out), _stop_on_signals() as stopped:
-        run = _Run(plan, out, resume or failed, failed, say or (lambda _: None))
+        run = Run(plan, out, resume or failed, failed, say or (lambda _: None))
         if scheduler is not None:
             from qwen_npu.nightly.cluster import run_on_cluster
 
@@ -79,7 +79,7 @@ def run_suite(
         return run.close(stopped[0] if stopped else "", Path(history) if history is not None else None)
 
 
-class _Run:
+class Run:
     """The state of a run: what is to do, what is known, what is on the disk."""
 
     def __init__(self, suite: Suite, out: Path, keep: bool, failed: bool, say: Say) -> None:
@@ -208,7 +208,7 @@ class _Run:
         )
 
 
-def _run_locally(run: _Run, jobs: int, stopped: list[str]) -> None:
+def _run_locally(run: Run, jobs: int, stopped: list[str]) -> None:
     waiting = list(run.todo)
     running: list[Execution] = []
     try:

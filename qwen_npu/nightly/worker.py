@@ -20,6 +20,8 @@ from qwen_npu.nightly.files import read_json, write_json
 from qwen_npu.nightly.processes import die_with_parent, start_ticks
 
 BEAT_S = 1.0
+UNWRITTEN_STATUS = 3
+"""Exit status of a worker that could not even write its account."""
 OUTPUT_LIMIT_BYTES = 32 * 2**20
 """Largest amount of output one notebook may send (text and figures); more is a flood, and the kernel is ended."""
 
@@ -176,7 +178,8 @@ def _run(job: dict[str, Any], progress: _Progress) -> dict[str, Any]:
         account = {"kind": kind, "ename": type(error).__name__, "evalue": str(error)}
     except Exception as error:  # whatever papermill or its libraries raise belongs in the account
         account = {"kind": "broken", "ename": type(error).__name__, "evalue": str(error)}
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     if progress.facts["kernel"] is None and account["kind"] in {"broken", "dead"}:
         account["kind"] = "no_kernel"
     if clients and clients[0].flooded:
@@ -203,10 +206,12 @@ def main() -> None:
         progress.write()
         write_json(folder / "account.json", account)
     except OSError as error:
-        print(f"the account cannot be written: {error}: {json.dumps(account)}", file=sys.stderr, flush=True)
-        os._exit(3)
+        with contextlib.suppress(OSError):
+            print(f"the account cannot be written: {error}: {json.dumps(account)}", file=sys.stderr, flush=True)
+        os._exit(UNWRITTEN_STATUS)
     # nothing of ours is left to tidy, and a client library's threads must not keep the process
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(0)
 
 

@@ -97,6 +97,12 @@ def assert_nothing_left(out: Path) -> None:
     assert not [job["ipc"] for job in jobs if Path(job["ipc"]).exists()]
 
 
+@pytest.fixture(autouse=True)
+def no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A commit made while the tests run would change what a verdict is about."""
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "no-git"))
+
+
 @pytest.fixture
 def no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QWEN_NPU_CARDS", "")

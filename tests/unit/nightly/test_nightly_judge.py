@@ -56,6 +56,7 @@ END = line(DONE)
         (seen({"kind": "broken", "ename": "E", "evalue": "v"}), Verdict.INFRA, "E: v"),
         (seen({"kind": "flooded", "evalue": "too much"}), Verdict.ERROR, "too much"),
         (seen(None, worker_status=-9), Verdict.INFRA, "ended by SIGKILL without an account"),
+        (seen(None, worker_status=3), Verdict.INFRA, "is the disk full?"),
         (seen(None, last_cell=None), Verdict.INFRA, "before the first cell"),
         # what the runner did counts more than what the worker wrote on its way out
         (seen(RAN, line("a"), END, ended_by="budget"), Verdict.TIMEOUT, "budget of 9 s"),

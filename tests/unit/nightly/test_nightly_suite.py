@@ -107,3 +107,12 @@ def test_line_of_finds_the_nth_table(before: int, comments: int) -> None:
     assert lines[line_of(text, ("item", before, "id")) - 1] == f"id = {before}"
     assert line_of(text, ("item", before, "grid", "n")) == len(lines)
     assert line_of(text, ("item", before, "absent")) == len(lines) - 3
+
+
+def test_shipped_suites_load() -> None:
+    shipped = sorted(suites_dir().glob("*.toml"))
+    assert shipped
+    for path in shipped:
+        suite = load_suite(path.stem)
+        assert suite.baselines == path.parents[1] / "baselines"
+        assert any("quick" in item.tags for item in suite.items)
