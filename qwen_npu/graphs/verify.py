@@ -83,44 +83,62 @@ class _ConvPools:
 
     def __init__(self, g: Graph, spec: ModelSpec, numerics: Numerics, sequences: int, tokens: int, width: int) -> None:
         self._g, self._spec, self._numerics = g, spec, numerics
-        self._sequences, self._tokens = sequences, tokens
-        self._windows: list[str] = []
-        self._pools = [conv_pool(i) for i in range(len(spec.linear_layers))]
+        self._sequences, self._tokens, self._layers = sequences, tokens, len(spec.linear_layers)
+        self._new: list[str] = []
+        self._pools = [conv_pool(i) for i in range(self._layers)]
         accepted = g.op("Max", [g.cast(NUM_ACCEPTED_TOKENS, "int64"), g.ints(1)])
         place = g.add(accepted, g.const(np.arange(sequences, dtype=np.int64) * width - 1))
         read = g.op("Gather", [g.reshape(SSM_STATE_INDICES, sequences * width), place], axis=0)
         past = g.concat([g.op("Gather", [pool, read], axis=0) for pool in self._pools], axis=0)
-        past = g.transpose(
-            g.wide(past, self._pools[0]), 0, 2, 1
-        )  # tokens before lanes, as they come from the projection
-        self._past = g.split(past, (sequences,) * len(self._pools), axis=0)
+        past = g.wide(past, self._pools[0])  # [layers * B, lanes, kernel - 1]
+        if tokens == 1:
+            self._stack = g.reshape(past, self._layers, sequences, *spec.conv_shape()[2:])
+            past = g.op("ReduceSum", [g.mul(self._stack, g.weight("conv_past")), g.ints(3)], keepdims=0)
+            past = g.reshape(past, self._layers * sequences, spec.conv_lanes)
+        else:
+            past = g.transpose(past, 0, 2, 1)  # tokens before lanes, as they come from the projection
+        self._past = g.split(past, (sequences,) * self._layers, axis=0)
 
     def of_layer(self, layer: int) -> Callable[[str], str]:
-        def convolve(qkv: str) -> str:
-            g, spec = self._g, self._spec
-            new = g.reshape(qkv, self._sequences, self._tokens, spec.conv_lanes)
-            window = g.concat([self._past[len(self._windows)], new], axis=1)
-            self._windows.append(window)
-            taps = np.arange(self._tokens)[:, None] + np.arange(spec.conv_kernel)
-            seen = g.op("Gather", [window, g.const(taps.astype(np.int64))], axis=1)  # [B, L, kernel, lanes]
-            weighted = g.mul(seen, g.weight(f"layers.{layer}.conv"))
-            total = g.op("ReduceSum", [weighted, g.ints(2)], keepdims=0)
-            return g.reshape(total, -1, spec.conv_lanes)
+        g, spec, kernel = self._g, self._spec, self._spec.conv_kernel
 
-        return convolve
+        def one_token(qkv: str) -> str:
+            """As in decode: what the past adds is known already."""
+            past = self._past[len(self._new)]
+            self._new.append(qkv)
+            return g.add(g.mul(qkv, g.weight(f"layers.{layer}.conv.{kernel - 1}")), past)
+
+        def several(qkv: str) -> str:
+            new = g.reshape(qkv, self._sequences, self._tokens, spec.conv_lanes)
+            window = g.concat([self._past[len(self._new)], new], axis=1)
+            self._new.append(window)
+            seen = g.op("Gather", [window, self._each_token(range(kernel))], axis=1)  # [B, L, kernel, lanes]
+            weighted = g.mul(seen, g.weight(f"layers.{layer}.conv"))
+            return g.reshape(g.op("ReduceSum", [weighted, g.ints(2)], keepdims=0), -1, spec.conv_lanes)
+
+        return one_token if self._tokens == 1 else several
 
     def write(self) -> None:
-        g, spec = self._g, self._spec
-        kept = np.arange(self._tokens)[:, None] + np.arange(1, spec.conv_kernel)
-        states = g.op("Gather", [g.concat(self._windows, axis=0), g.const(kept.astype(np.int64))], axis=1)
-        states = g.reshape(g.transpose(states, 0, 1, 3, 2), -1, spec.conv_lanes, spec.conv_kernel - 1)
+        g, rows = self._g, self._sequences * self._tokens
+        lanes, taps = self._spec.conv_shape()[2:]
+        new = g.concat(self._new, axis=0)
+        if self._tokens == 1:
+            kept = g.op("Slice", [self._stack, g.ints(1), g.ints(taps), g.ints(3)])
+            states = g.concat([kept, g.reshape(new, self._layers, self._sequences, lanes, 1)], axis=3)
+        else:
+            seen = g.op("Gather", [new, self._each_token(range(1, taps + 1))], axis=1)
+            states = g.transpose(seen, 0, 1, 3, 2)
+        states = g.reshape(states, self._layers * rows, lanes, taps)
         if self._numerics == "device":
             states = g.cast(states, contract.half(self._numerics))
-        rows = self._sequences * self._tokens
         slots = g.op("Slice", [SSM_STATE_INDICES, g.ints(0), g.ints(self._tokens), g.ints(1)])
         slots = g.reshape(slots, rows, 1)
-        for pool, piece in zip(self._pools, g.split(states, (rows,) * len(self._pools), axis=0), strict=True):
+        for pool, piece in zip(self._pools, g.split(states, (rows,) * self._layers, axis=0), strict=True):
             g.op("ScatterND", [pool, slots, piece], out=present_of(pool))
+
+    def _each_token(self, columns: range) -> str:
+        """Where the columns of each token's own window lie in the window over all tokens: [L, columns]."""
+        return self._g.const(np.arange(self._tokens)[:, None] + np.array(columns, np.int64))
 
 
 class _Cache:
