@@ -103,7 +103,7 @@ class _Lowering(Nodes):
 
     def _lower_op(self, node: Any) -> None:
         scale = next(item.f for item in node.attribute if item.name == "scale_value")
-        if node.op_type == RECURRENT and len(node.input) == 8:
+        if node.op_type == RECURRENT and not any(node.input[8:]):
             self._one_step(node, scale)
         elif node.op_type == CHUNK:
             self._one_chunk(node, scale)
@@ -115,7 +115,7 @@ class _Lowering(Nodes):
 
     def _one_step(self, node: Any, scale: float) -> None:
         """out and state of one token, state [1,NV,DV,DK]; value heads stand as [NK, R]."""
-        spec, (query, key, value, beta, state, _, _, g) = self._spec, node.input
+        spec, (query, key, value, beta, state, _, _, g) = self._spec, node.input[:8]
         nk, ratio = spec.nk, spec.nv // spec.nk
         query = self.reshape(self.mul(query, self.number(scale)), nk, 1, spec.dk, 1)
         column = self.reshape(key, nk, 1, spec.dk, 1)

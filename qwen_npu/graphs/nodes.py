@@ -61,9 +61,7 @@ def recurrent_node(
 ) -> tuple[str, str]:
     """`tokens` is query, key [T,NK,DK], value [T,NV,DV], beta, g [T,NV]; gives out [T,NV,DV] and the pool."""
     query, key, value, beta, g = tokens
-    inputs = [query, key, value, beta, state, lengths, slots, g]
-    if accepted:
-        inputs += ["", accepted]
+    inputs = [query, key, value, beta, state, lengths, slots, g, "", accepted]  # no gk
     outs = [f"{state_out}.out", state_out] if state_out else None
     out, state_after = graph.ops(RECURRENT, inputs, 2, outs=outs, domain=OP_DOMAIN, scale_value=float(spec.dk**-0.5))
     return out, state_after
