@@ -85,9 +85,8 @@ class Panel:
         self.slider.style.description_width = "34px"
         self.speed = w.Dropdown(options=_SPEEDS, value=400, description="speed", layout=w.Layout(width="180px"))
         self.speed.style.description_width = "48px"
-        self.follow = w.ToggleButton(
-            not cockpit.replay, description="follow", tooltip="Stay at the newest tick", layout=wide
-        )
+        self.follow = w.ToggleButton(not cockpit.replay, description="follow", tooltip="Stay at the newest tick")
+        self.follow.layout.width = "90px"
         self.slider.observe(guard(self._scrubbed), "value")
         self.speed.observe(guard(lambda change: setattr(self.play, "interval", change["new"])), "value")
         self.follow.observe(guard(self._followed), "value")
