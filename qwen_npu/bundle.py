@@ -141,8 +141,15 @@ class Bundle:
                     expected="a bundle built by this version",
                     fix="build it again",
                 ) from None
-            _write_atomically(digest_file, hashlib.sha256(content).hexdigest().encode())
-            _write_atomically(path, content)
+            try:
+                _write_atomically(digest_file, hashlib.sha256(content).hexdigest().encode())
+                _write_atomically(path, content)
+            except OSError as error:
+                raise BundleError(
+                    f"{path.name} is made on demand and cannot be written: {error}",
+                    expected="a bundle in a directory you can write to: the graph must lie beside its weights",
+                    fix="copy the bundle to one, or open its checkpoint instead",
+                ) from None
         elif not digest_file.is_file() or digest_file.read_text(encoding="ascii") != file_digest(path):
             raise BundleError(f"the content of {path} is not what was built", fix="remove that file")
         return path
@@ -292,8 +299,14 @@ def _options(
 
 def _build(source: Path, target: Path, spec: ModelSpec, options: Mapping[str, Any], digest: str) -> None:
     """Builds in a directory beside the target, then renames: another process sees all of it or nothing."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise BundleError(
+            f"nothing can be written to {target.parent}: {error}",
+            fix="set QWEN_NPU_CACHE to a directory you can write to, or name one to build into",
+        ) from None
     try:
         weights = write(prepare(spec, Checkpoint(source), options["grids"]), work / WEIGHT_FILE)
         for numerics in NUMERICS:

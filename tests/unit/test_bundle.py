@@ -248,6 +248,21 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory() == Path.home() / ".cache" / "qwen-npu"
 
 
+def test_a_place_that_cannot_be_written_is_said(checkpoint: Path, cache: Path) -> None:
+    cache.write_text("a file where the directory should be", encoding="utf-8")
+    with pytest.raises(BundleError, match="QWEN_NPU_CACHE"):
+        open_bundle(checkpoint)
+
+
+def test_a_bundle_that_cannot_take_more_graphs_says_so(built: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(bundles.tempfile, "mkstemp", refuse)
+    with pytest.raises(BundleError, match=r"peek-fixed-device.*read-only"):
+        built.peek()
+
+
 def test_unknown_graph_and_numerics_are_refused(built: Bundle) -> None:
     with pytest.raises(UsageError, match="decode_shrinking"):
         built.path("decode_shrinking")  # type: ignore[arg-type]
