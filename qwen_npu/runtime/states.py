@@ -50,7 +50,9 @@ def fixed_capacity(infos: DecodeInfos) -> int | None:
 
     Fixed means: mask's last axis == past KV axis -2 == present KV axis -2 > 0. Anything else is growing.
     """
-    sizes = {infos.mask.shape[-1], infos.past[2].shape[-2], infos.present[2].shape[-2]}
+    # a model may describe an output whose shape it does not know yet as [-1], without its rank
+    lengths = [info.shape[-2] if len(info.shape) > 1 else -1 for info in (infos.past[2], infos.present[2])]
+    sizes = {infos.mask.shape[-1], *lengths}
     size = sizes.pop()
     return size if not sizes and size > 0 else None
 
