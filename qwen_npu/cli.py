@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from qwen_npu import __version__
     from qwen_npu.lab import add_commands as add_lab
+    from qwen_npu.ledger.commands import add_commands as add_readers
     from qwen_npu.nightly.commands import add_commands as add_nightly
 
     parser = argparse.ArgumentParser(
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     add_lab(commands)
     add_nightly(commands)
+    add_readers(commands)
     return parser
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from qwen_npu.runtime.chooser import TokenChooser
 from qwen_npu.runtime.drafts import Drafter
 from qwen_npu.runtime.inputs import Feed
 from qwen_npu.runtime.meter import Meter, told
+from qwen_npu.runtime.peeks import StatePeek
 from qwen_npu.runtime.results import GenerateResult, StepResult
 from qwen_npu.runtime.speculative import SpeculativeGroup
 from qwen_npu.runtime.stages import DecodeStage, PrefillResult, StageModel, open_stage, run_prefill, run_vision
@@ -86,7 +87,8 @@ class Generation(Iterator[StepResult]):
             yield from self._speculate(prefill)
             return
         driver = self._driver
-        with stage_of(session, "decode_fixed" if session.kv == "fixed" else "decode_growing") as model:
+        graph: GraphName = "decode_fixed" if session.kv == "fixed" else "decode_growing"
+        with stage_of(session, graph) as model, StatePeek(session) if session.peek else nullcontext() as peek:
             meter = Meter(driver)
             capacity = fixed_capacity(DecodeInfos(model.inputs, model.outputs))
             states = hand_over(prefill.states, prefill.pads, self._bucket, capacity)
@@ -99,7 +101,10 @@ class Generation(Iterator[StepResult]):
                 meter = Meter(driver)
                 logits, predict_ms = decode.step(chooser.token)
                 choice = chooser.choose(logits, full=decode.full)
-                yield self._told(meter.step("decode", driver.step, predict_ms=predict_ms, **choice))
+                step = meter.step("decode", driver.step, predict_ms=predict_ms, **choice)
+                if peek is not None:
+                    peek.look(decode)
+                yield self._told(step)
 
     def _speculate(self, prefill: PrefillResult) -> Generator[StepResult, None, None]:
         session, driver = self._session, self._driver

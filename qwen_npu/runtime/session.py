@@ -42,10 +42,12 @@ class Session:
             they are always on the host.
         kv: "fixed" capacity or "growing".
         numerics: "device" (the dtypes of the deployed graphs) or "f32".
+        peek: look at every decode step's states through a peek graph, and tell the ledger.
         speculate: K, most drafts a verify (with resident states and a fixed KV); 0: token by token.
 
     Raises:
-        UsageError: an unknown setting, or settings that exclude each other. DriverError, DeviceError: see `open_driver`.
+        UsageError: an unknown setting, or settings that exclude each other.
+        DriverError, DeviceError: see `open_driver`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Session:
         kv: KvPolicy = "fixed",
         numerics: Numerics = "device",
         speculate: int = 0,
+        peek: bool = False,
     ) -> None:
         _one_of("state", state, ("resident", "host"))
         _one_of("kv", kv, ("fixed", "growing"))
@@ -67,6 +70,8 @@ class Session:
                 f"speculate={speculate} with state={state!r} and kv={kv!r}",
                 expected="state='resident' and kv='fixed': drafts live in slot pools on the device",
             )
+        if speculate and peek:
+            raise UsageError("peek with speculate", expected="one of them")
         if not 0 <= speculate <= MOST_DRAFTS:
             raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
         self.bundle = bundle
@@ -74,6 +79,7 @@ class Session:
         self.kv = kv
         self.numerics = numerics
         self.speculate = speculate
+        self.peek = peek
         self.notes: tuple[str, ...] = ()
         self.driver: RecordingDriver = open_driver(driver, device)
         if state == "resident" and "resident" not in self.driver.capabilities:

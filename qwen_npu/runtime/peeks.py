@@ -1,0 +1,64 @@
+"""Looking at states without touching them: a small graph on the device reduces them to a few figures a head.
+
+Only those figures cross the bus (kilobytes), and residency is not broken. They become the ledger's `peek` events.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qwen_npu import contract
+from qwen_npu.ledger.events import now_ns
+from qwen_npu.runtime.stages import DecodeStage, open_stage
+
+if TYPE_CHECKING:
+    from qwen_npu.runtime.session import Session
+
+FIGURES = ("norm", "max_abs", "nonfinite")
+"""Names of the figures in the ledger, in the order of `contract.PEEK_FIGURES`: "recurrent.norm" [layer, head], ..."""
+
+
+class StatePeek:
+    """The peek graph of one sequence's states, loaded beside the decode graph while the block lasts."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._stack = ExitStack()
+
+    def __enter__(self) -> StatePeek:
+        session, bundle = self._session, self._session.bundle
+        capacity = bundle.capacity if session.kv == "fixed" else None
+        graph = contract.peek(bundle.spec, session.numerics, capacity=capacity)
+        path = bundle.peek(kv=session.kv, numerics=session.numerics)
+        stage = session.driver.stage
+        self._model = self._stack.enter_context(open_stage(session.driver, path, f"peek_{session.kv}", graph))
+        session.driver.stage = stage
+        info = self._model.inputs[0]
+        self._position = np.zeros(info.shape, info.dtype)
+        self._feed = session.driver.wrap(self._position, name=info.name, buffer=f"input.{info.name}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def look(self, decode: DecodeStage) -> None:
+        """Peeks at the live states and the KV's newest position, and tells the ledger.
+
+        Arrays of the event, f32: "recurrent.FIGURE" [linear layer, head], "conv.FIGURE" [linear layer] and
+        "kv.FIGURE" [k and v of each full layer, KV head], for each of `FIGURES`.
+        """
+        driver = self._session.driver
+        start = now_ns()
+        self._position[0] = decode.tokens - 1
+        feeds = [self._feed, *decode.states.inputs()]
+        results = [driver.download(result) for result in self._model.predict(feeds)]
+        conv, recurrent, kv = results
+        arrays = {
+            f"{kind}.{name}": np.ascontiguousarray(array[..., figure])
+            for kind, array in (("conv", conv), ("recurrent", recurrent), ("kv", kv[:, 0]))
+            for figure, name in enumerate(FIGURES)
+        }
+        driver.emit("peek", start, nbytes=sum(array.nbytes for array in results), arrays=arrays)
