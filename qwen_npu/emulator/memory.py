@@ -19,14 +19,14 @@ from qwen_npu.errors import DeviceError, DeviceMemoryError
 BASE_ADDRESS = 0x1240_0000_0000
 """First address of every device. Only differences and alignment mean something."""
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PASSED_OVER = ("qwen_npu.emulator", "qwen_npu.driver")
 _serial = itertools.count(1)
 
 
 def _site() -> str:
-    """ "file:line" of the nearest caller outside the emulator."""
+    """The nearest caller outside the emulator and the drivers, as "file:line"."""
     frame = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE):
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_PASSED_OVER):
         if frame.f_back is None:
             break
         frame = frame.f_back
