@@ -45,7 +45,7 @@ ADMITTED = {"conv": "conv_states", "recurrent": "recurrent_states", "kv": "kv_ca
 
 PEEK = {"conv": "peek_conv", "recurrent": "peek_recurrent", "kv": "peek_kv"}
 PEEK_FIGURES = ("l2_norm", "max_abs", "non_finite")
-"""Last axis of every peek output: norm and largest magnitude of the finite elements, number of the others."""
+"""Last axis of every peek output; the first two are NaN where an element is not finite, the third counts those."""
 
 
 def conv_pool(layer: int) -> str:

@@ -1,7 +1,7 @@
 """Looks at state where it lies: a few figures of each head cross the bus, the state does not.
 
-Figures, in the order of `contract.PEEK_FIGURES`: L2 norm and largest magnitude of the finite elements, and how many
-are not finite.
+Figures, in the order of `contract.PEEK_FIGURES`: L2 norm, largest magnitude, and how many elements are not finite
+(or so large that their square is not, above 1.8e19); where there are any, the first two are NaN.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ def _newest(g: Graph, spec: ModelSpec, sequences: int) -> None:
 
 
 def _figures(g: Graph, x: str, elements: int, axes: tuple[int, ...], out: str, *shape: int) -> None:
-    """Reduces `axes`, which hold `elements` numbers, and shapes the result. Plain sums and maxima are the fast ones."""
-    size = g.op("Abs", [x])
-    finite = g.op("LessOrEqual", [size, g.number(float(np.finfo(np.float32).max))])  # false for what is no number
-    size = g.op("Where", [finite, size, g.number(0.0)])
-    norm = g.op("Sqrt", [g.op("ReduceSum", [g.mul(size, size), g.ints(*axes)], keepdims=1)])
-    largest = g.op("ReduceMax", [size], axes=axes, keepdims=1)
+    """Reduces `axes`, which hold `elements` numbers, and shapes the result; everything from one array of squares."""
+    squares = g.mul(x, x)
+    total = g.op("ReduceSum", [squares, g.ints(*axes)], keepdims=1)
+    largest = g.op("ReduceMax", [squares], axes=axes, keepdims=1)
+    roots = g.op("Sqrt", [g.concat([total, largest], axis=axes[-1])])
+    # a maximum may pass over what is no number: 0 is added where the total is one, else NaN
+    roots = g.add(roots, g.sub(total, total))
+    finite = g.op("LessOrEqual", [squares, g.number(float(np.finfo(np.float32).max))])
     count = g.op("ReduceSum", [g.cast(finite, "float32"), g.ints(*axes)], keepdims=1)
     others = g.sub(g.number(float(elements)), count)
-    g.reshape(g.concat([norm, largest, others], axis=axes[-1]), *shape, out=out)
+    g.reshape(g.concat([roots, others], axis=axes[-1]), *shape, out=out)
 
 
 def peeked_bytes(described: GraphContract, slots: int = 1) -> int:
