@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def _nightly_run(options: argparse.Namespace) -> int:
     if options.out is None:
         if options.resume or options.failed:
             raise UsageError("--resume and --failed need the run to go on with", expected="--out DIR")
-        options.out = Path("nightly") / dt.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+        options.out = _fresh(Path("nightly") / dt.datetime.now().strftime("%Y-%m-%d_%H%M%S"))
     outcome = run_suite(
         options.suite,
         options.out,
@@ -114,11 +115,24 @@ def _nightly_run(options: argparse.Namespace) -> int:
     return _tell(outcome, options.json)
 
 
+def _fresh(folder: Path) -> Path:
+    """A directory that this call has made: two runs that start in one second get two."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError
+
+
 def _nightly_report(options: argparse.Namespace) -> int:
     from qwen_npu.nightly.report import read_results, write_report
     from qwen_npu.nightly.verdict import Outcome
 
-    index = write_report(options.out, history=options.history)
+    index = write_report(options.out, history=options.history, again=True)
     run, results = read_results(options.out)
     outcome = Outcome(run["suite"], options.out, index.absolute(), results, run.get("interrupted", ""))
     return _tell(outcome, options.json)

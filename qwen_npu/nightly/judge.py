@@ -108,7 +108,9 @@ def _ran(seen: Seen, expected: Sequence[str], comparison: Sequence[Mapping[str, 
         return Verdict.INCOMPLETE, f"record{'s' if len(missing) > 1 else ''} missing: {', '.join(missing)}"
     if twice:
         return Verdict.FAIL, f"claimed more than once: {', '.join(twice)}"
-    return Verdict.PASS, f"{len(names) - 1} records, all as expected" if comparison else "reached its end"
+    same = sum(row["state"] == "same" for row in comparison)
+    compared = f"{same} of them as in the baseline" if same else "none with a baseline"
+    return Verdict.PASS, f"{len(names) - 1} records, {compared}" if comparison else "reached its end"
 
 
 def _place(seen: Seen) -> str:

@@ -36,6 +36,8 @@ DRAW = """
       var figure = JSON.parse(node.textContent);
       figure.layout = figure.layout || {};
       if (figure.layout.width > target.clientWidth) { delete figure.layout.width; }
+      // on a phone a finger moves the page; it must not zoom the figure
+      if (window.matchMedia('(max-width: 45rem)').matches) { figure.layout.dragmode = false; }
       figure.config = { responsive: true, displaylogo: false };
       Plotly.newPlot(target, figure).then(function () {
         drawn += 1;

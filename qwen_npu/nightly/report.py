@@ -54,8 +54,14 @@ def read_results(out: Path) -> tuple[dict[str, Any], list[ItemResult]]:
     return run, results
 
 
-def write_report(out: Path, *, results: Sequence[ItemResult] | None = None, history: Path | None = None) -> Path:
+def write_report(
+    out: Path, *, results: Sequence[ItemResult] | None = None, history: Path | None = None, again: bool = False
+) -> Path:
     """Writes the report of the run in `out` and gives the path of index.html; with a history, adds this night to it.
+
+    Args:
+        results: the verdicts; what lies on the disk by default.
+        again: write the items' pages anew, also those that exist.
 
     Raises:
         UsageError: no run lies there, or the history cannot be used.
@@ -68,7 +74,7 @@ def write_report(out: Path, *, results: Sequence[ItemResult] | None = None, hist
             nights.add(run["run"], run["suite"], run["started"], run["environment"], told)
         trends = {result.item: _trend(nights, result) for result in results}
     for result in results:
-        if not (out / page_name(result.item)).exists():
+        if again or not (out / page_name(result.item)).exists():
             write_page(out, result)
     facts = _facts(run, results, trends)
     write_json(out / "report.json", facts)

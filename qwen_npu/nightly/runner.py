@@ -89,7 +89,11 @@ class Run:
         self.started = now()
         self.results: dict[str, ItemResult] = {}
         self.unwritten: list[str] = []
-        self._sweep_earlier()
+        earlier = read_json(out / "run.json")
+        self._sweep(earlier)
+        if keep and earlier is not None and earlier.get("suite") == suite.name:
+            # the same night goes on, also in the history
+            self.id, self.started = earlier["run"], earlier["started"]
         self.baselines: dict[str, Baseline | None] = {
             item.id: read_baseline(suite.baselines, item.id) for item in suite.items
         }
@@ -175,9 +179,8 @@ class Run:
         for path in [*self.out.glob("*.html"), self.out / "report.json", self.out / "junit.xml"]:
             path.unlink(missing_ok=True)
 
-    def _sweep_earlier(self) -> None:
+    def _sweep(self, earlier: dict[str, Any] | None) -> None:
         """Ends what a run that was killed left behind here. We hold the directory's lock, so none is alive."""
-        earlier = read_json(self.out / "run.json")
         if earlier is None or not isinstance(earlier.get("run"), str):
             return
         folders = [path for path in (self.out / "items").glob("*") if path.is_dir()]

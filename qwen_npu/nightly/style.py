@@ -63,6 +63,8 @@ svg.trend .good { fill: var(--good); } svg.trend .bad { fill: var(--bad); } svg.
 .plot .main-svg { max-width: none !important; }
 .log { background: var(--card); border: 1px solid var(--line); border-radius: .35rem; padding: .5rem .75rem; }
 @media (max-width: 45rem) {
+  /* a figure keeps a width at which it can be read, and is moved sideways in its frame */
+  .notebook .plot { width: 44rem; }
   body { padding: .75rem .75rem 3rem; }
   .index thead { display: none; }
   .index, .index tbody, .index tr, .index td { display: block; width: 100%; }

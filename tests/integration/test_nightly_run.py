@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[list[str], dict[str, Any], Verdict, str]] = {
         ["import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)", CLAIM, DONE],
         {},
         Verdict.PASS,
-        "as expected",
+        "1 records",
     ),
     "error": (["1 / 0"], {}, Verdict.ERROR, "ZeroDivisionError: division by zero in cell 2 (`1 / 0`)"),
     "failed": ([CLAIM, "assert n == 4, 'n is %d' % n"], {}, Verdict.FAIL, "n is 3 in cell 3"),

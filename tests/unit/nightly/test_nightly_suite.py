@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen_npu.errors import SuiteError
-from qwen_npu.nightly.suite import line_of, load_suite
+from qwen_npu.nightly.suite import line_of, load_suite, suites_dir
 
 HEAD = 'schema = 1\nname = "trial"\n'
 
