@@ -5,12 +5,17 @@ Importing this package loads nothing heavy; each name below brings its room in w
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
 from qwen_npu.errors import WorkbenchError
 
 __version__ = "0.1.0"
+
+# From 1.29 on onnxruntime's wheels report every process to their vendor over the network, from the import on; only the
+# environment, set before it, keeps all of that away. Nothing of the workbench leaves the machine.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _LAZY = {
     "Session": "qwen_npu.runtime.session",
