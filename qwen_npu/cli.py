@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     from qwen_npu.lab import add_commands as add_lab
     from qwen_npu.ledger.commands import add_commands as add_readers
     from qwen_npu.nightly.commands import add_commands as add_nightly
+    from qwen_npu.planner import add_commands as add_plan
 
     parser = argparse.ArgumentParser(
         prog="qwen-npu", description="Where does the state of a staged Qwen3.5 runtime live?"
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add_lab(commands)
     add_nightly(commands)
     add_readers(commands)
+    add_plan(commands)
     return parser
 
 
