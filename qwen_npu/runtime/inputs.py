@@ -152,17 +152,16 @@ class TextStream:
 
     def __init__(self, inputs: InputProcessor) -> None:
         self._inputs = inputs
-        self._tokens: list[int] = []
-        self._sent = 0
+        self._pending: list[int] = []  # since the last whole character, so that a step's cost does not grow
 
     def push(self, token: int, *, last: bool = False) -> str:
         """The text that this token completes; with `last`, whatever is left."""
-        self._tokens.append(token)
-        text = self._inputs.decode(self._tokens)
-        end = len(text) if last else len(text.rstrip("\ufffd"))
-        piece = text[self._sent : end]
-        self._sent = max(self._sent, end)
-        return piece
+        self._pending.append(token)
+        text = self._inputs.decode(self._pending)
+        if text.endswith("\ufffd") and not last:
+            return ""
+        self._pending.clear()
+        return text
 
 
 def _raise_template_error(message: str) -> None:

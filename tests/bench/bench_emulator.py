@@ -8,16 +8,19 @@ one thread, and its CPU time is what is compared: another program on the machine
 
 from __future__ import annotations
 
+import gc
+import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qwen_npu.bundle import Bundle, open_bundle
-from qwen_npu.emulator import Context, Model, ModelType
+from qwen_npu.emulator import Context, Model, ModelType, instrument
 from qwen_npu.emulator.engine import native_library
 from qwen_npu.runtime.session import Session
 from qwen_npu.runtime.states import StateArrays
@@ -27,6 +30,8 @@ PAIRS = 15
 STEPS_A_BLOCK = 40
 LARGEST_RATIO = 1.2
 LARGEST_OPENING_S = 0.6
+LONG_RUN_STEPS = 10_000
+LARGEST_GROWTH_MIB = 8.0
 
 
 class BareLoop:
@@ -133,6 +138,22 @@ def opening_s(bundle: Bundle) -> float:
     return statistics.median(times)
 
 
+def long_run(bundle: Bundle) -> tuple[int, list[float], list[int]]:
+    """At least 10,000 steps over several generations: steps done, the process's MiB and the device's live bytes after
+    each generation."""
+    steps, resident_mib, live_bytes = 0, list[float](), list[int]()
+    with Session(bundle, driver="emulator") as session:
+        while steps < LONG_RUN_STEPS:
+            length = min(bundle.capacity - len(PROMPT), LONG_RUN_STEPS - steps + 1)
+            for step in session.stream(PROMPT, max_new_tokens=length, ignore_eos=True):
+                steps += step.stage == "decode"
+            gc.collect()
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            resident_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+            live_bytes.append(instrument.memory(session.device).live_bytes)
+    return steps, resident_mib, live_bytes
+
+
 def main(source: str = "tiny") -> int:
     bundle = open_bundle(source)
     seconds = opening_s(bundle)
@@ -142,7 +163,14 @@ def main(source: str = "tiny") -> int:
         f"Session.step {result['session_step_ms']:.3f} ms, bare onnxruntime {result['bare_step_ms']:.3f} ms: "
         f"ratio {result['ratio']:.3f} (limit {LARGEST_RATIO})"
     )
-    return 0 if result["ratio"] <= LARGEST_RATIO and seconds <= LARGEST_OPENING_S else 1
+    steps, resident_mib, live_bytes = long_run(bundle)
+    growth_mib = resident_mib[-1] - resident_mib[1]
+    flat = len(set(live_bytes)) == 1 and growth_mib < LARGEST_GROWTH_MIB
+    print(
+        f"{steps:,} steps over {len(live_bytes)} generations: device {live_bytes[0]:,} to {live_bytes[-1]:,} bytes, "
+        f"process {growth_mib:+.1f} MiB after the second (limit {LARGEST_GROWTH_MIB})"
+    )
+    return 0 if result["ratio"] <= LARGEST_RATIO and seconds <= LARGEST_OPENING_S and flat else 1
 
 
 if __name__ == "__main__":
