@@ -71,6 +71,7 @@ struct Settings {
     bool automatic_vector_barriers = false;
     std::vector<uint32_t> core_order;
     bool separate_state_out = false;  // the graph gave the op two buffers for its state
+    int64_t slots_before = 0;         // the pool has so many more slots in front of those of the case, not held in memory
 };
 
 // Who may touch what, from the definition of the op, not from the kernel.
@@ -113,7 +114,11 @@ inline bool several_read_one_slot(const reference::Plan& plan) {
 
 inline Result run(const Build& build, const cases::Case& c, const twin::Soc& soc, const Settings& settings = {}) {
     Result result;
-    gert::TilingContext context = context_of(c, soc);
+    cases::Case given = c;  // as the op sees it
+    given.arrays["state"].dims[0] += settings.slots_before;
+    for (size_t i = 0; i < given.at("indices").size() && settings.slots_before != 0; ++i)
+        given.arrays["indices"].set_integer(i, c.at("indices").integer(i) + settings.slots_before);
+    gert::TilingContext context = context_of(given, soc);
     forget_refusal();
     if (build.tiling(&context) != ge::GRAPH_SUCCESS) {
         result.refused = true;
@@ -132,9 +137,12 @@ inline Result run(const Build& build, const cases::Case& c, const twin::Soc& soc
     for (size_t index = 0; index < inputs.size(); ++index) {
         const std::string name = input_names()[index];
         if (!c.has(name)) continue;
-        twin::GmTensor& tensor = memory.add(name, c.at(name).bytes.data(), c.at(name).bytes.size());
+        twin::GmTensor& tensor = memory.add(name, given.at(name).bytes.data(), given.at(name).bytes.size());
         inputs[index] = tensor.data.data();
-        if (name == "state") state = &tensor;
+        if (name == "state") {
+            state = &tensor;
+            tensor.hidden = static_cast<uint64_t>(settings.slots_before) * (tensor.data.size() / c.at(name).dims[0]);
+        }
         const bool of_tokens = name == "query" || name == "key" || name == "value" || name == "beta" || name == "g" ||
                                name == "gk";
         if (of_tokens) by_token.push_back(&tensor);

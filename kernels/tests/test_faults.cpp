@@ -386,6 +386,9 @@ void queues_and_flags() {
         q.out.FreeTensor(x);
         q.in.FreeTensor(x);
     }), "does not belong", "V");
+    expect("freed without having been in the queue", Check::Queue, sound, queue([](Queues& q, Bench&) {
+        q.in.FreeTensor(q.in.AllocTensor<float>());
+    }), "not dequeued", "MTE2");
     expect("freed twice", Check::Queue, sound, queue([](Queues& q, Bench& b) {
         LocalTensor<float> x = q.load(b.tensor(b.a), kCount);
         q.in.FreeTensor(x);
@@ -430,7 +433,10 @@ void queues_and_flags() {
                 pipe.InitBuffer(in, count, 256);
                 std::vector<LocalTensor<float>> all;
                 for (uint32_t i = 0; i < count; ++i) all.push_back(in.AllocTensor<float>());
-                for (auto& one : all) in.FreeTensor(one);
+                for (auto& one : all) {
+                    in.EnQue(one);
+                    in.FreeTensor(in.DeQue<float>());
+                }
             },
             soc);
     };
@@ -445,10 +451,12 @@ void queues_and_flags() {
         pipe.InitBuffer(out, 2, 256);
         LocalTensor<float> first = out.AllocTensor<float>();
         const uint64_t place = first.view().at;
-        out.FreeTensor(first);
+        out.EnQue(first);
+        out.FreeTensor(out.DeQue<float>());
         LocalTensor<float> second = out.AllocTensor<float>();
         CHECK(second.view().at != place);
-        out.FreeTensor(second);
+        out.EnQue(second);
+        out.FreeTensor(out.DeQue<float>());
     });
     CHECK(cursor.findings.empty(), cursor.findings.text());
 }

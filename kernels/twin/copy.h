@@ -77,12 +77,13 @@ class Copy {
     void in(const AscendC::LocalTensor<T>& dst, uint64_t to, const AscendC::GlobalTensor<T>& src, uint64_t from,
             uint64_t bytes) {
         const LocalView& view = dst.view();
-        const uint64_t source = src.at() + from;
+        uint64_t source = src.at() + from;
         const bool there = src.reach(core_, source, bytes, pipe_, where_);
         if (!inside(core_, view, to, bytes, pipe_, where_)) return;
         const uint64_t target = view.at + to;
         if (!core_.write(now_, *view.buffer, target, bytes) || !there) return;
         GmTensor& gm = *src.gm();
+        source -= gm.hidden;
         core_.read_gm(now_, gm, source, bytes);
         std::memcpy(&core_.ub[target], &gm.data[source], bytes);
         for (uint64_t byte = 0; byte < bytes; byte += 2) {
@@ -100,7 +101,7 @@ class Copy {
     void out(const AscendC::GlobalTensor<T>& dst, uint64_t to, const AscendC::LocalTensor<T>& src, uint64_t from,
              uint64_t bytes) {
         const LocalView& view = src.view();
-        const uint64_t target = dst.at() + to;
+        uint64_t target = dst.at() + to;
         const bool there = dst.reach(core_, target, bytes, pipe_, where_);
         if (!inside(core_, view, from, bytes, pipe_, where_)) return;
         const uint64_t source = view.at + from;
@@ -115,6 +116,7 @@ class Copy {
             break;
         }
         GmTensor& gm = *dst.gm();
+        target -= gm.hidden;
         core_.write_gm(now_, gm, target, bytes, lineage);
         std::memcpy(&gm.data[target], &core_.ub[source], bytes);
         // What is in memory is data again; whose it is says the ownership of the place.

@@ -54,14 +54,17 @@ struct Ownership {
 
 struct GmTensor {
     std::string name;
+    uint64_t hidden = 0;        // bytes in front of `data` that the tensor has but the twin does not hold
     std::vector<uint8_t> data;
-    std::vector<Tag> tags;
-    Ownership ownership;
+    std::vector<Tag> tags;      // by two bytes
+    Ownership ownership;        // units are counted from the first byte held
     // Shadows of one launch.
     std::vector<Cell> cells;
     std::vector<uint64_t> reading_cores;   // a bit for each core, by cell
     std::vector<int16_t> block_writer;     // core, by 32 bytes
     std::vector<int16_t> line_writer;      // core of the last scalar store, by 64 bytes
+
+    uint64_t bytes() const { return hidden + data.size(); }
 
     void forget_launch() {
         const size_t count = (data.size() + 1) / 2;

@@ -110,7 +110,7 @@ class TQue {
         Core& core = twin::core();
         Buffer* buffer = mine(core, tensor.view(), where, "FreeTensor");
         if (buffer == nullptr) return;
-        if (buffer->state != Buffer::DEQUEUED && buffer->state != Buffer::OCCUPIED) {
+        if (buffer->state != Buffer::DEQUEUED) {
             wrong_state(core, *buffer, where, "FreeTensor", Buffer::DEQUEUED);
             return;
         }

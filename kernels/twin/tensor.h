@@ -123,7 +123,7 @@ class GlobalTensor {
     // Elements. Without a size the tensor reaches as far as the memory that the address belongs to.
     void SetGlobalBuffer(T* address, uint64_t elements = 0) {
         gm_ = twin::core().launch.memory.find(reinterpret_cast<const uint8_t*>(address), &at_);
-        end_ = gm_ == nullptr ? 0 : gm_->data.size();
+        end_ = gm_ == nullptr ? 0 : gm_->bytes();
         if (gm_ != nullptr && elements != 0) end_ = at_ + elements * sizeof(T);
     }
     GlobalTensor operator[](uint64_t element) const {
@@ -138,8 +138,9 @@ class GlobalTensor {
         Core& core = twin::core();
         const uint32_t now = core.begin(PIPE_OF_S, where);
         T value{};
-        const uint64_t byte = at_ + element * sizeof(T);
+        uint64_t byte = at_ + element * sizeof(T);
         if (!reach(core, byte, sizeof(T), PIPE_OF_S, where)) return value;
+        byte -= gm_->hidden;
         core.read_gm(now, *gm_, byte, sizeof(T));
         for (uint64_t cell = byte / 2; cell < (byte + sizeof(T)) / 2; ++cell)
             if (gm_->tags[cell] == undefined_tag)
@@ -153,23 +154,30 @@ class GlobalTensor {
         using namespace twin;
         Core& core = twin::core();
         const uint32_t now = core.begin(PIPE_OF_S, where);
-        const uint64_t byte = at_ + element * sizeof(T);
+        uint64_t byte = at_ + element * sizeof(T);
         if (!reach(core, byte, sizeof(T), PIPE_OF_S, where)) return;
+        byte -= gm_->hidden;
         core.write_gm(now, *gm_, byte, sizeof(T), std::vector<Tag>((sizeof(T) + 1) / 2, plain_tag));
         std::memcpy(&gm_->data[byte], &value, sizeof(T));
         for (uint64_t cell = byte / 2; cell < (byte + sizeof(T)) / 2; ++cell) gm_->tags[cell] = plain_tag;
         core.launch.counts.scalar_written_bytes[gm_->name] += sizeof(T);
     }
 
-    // Is [byte, byte + bytes) of the tensor's memory there? Complains if not.
+    // Is [byte, byte + bytes) of the tensor's memory there? Complains if not. Bytes count from the tensor's start.
     bool reach(twin::Core& core, uint64_t byte, uint64_t bytes, twin::Pipe pipe, twin::Where where) const {
         using namespace twin;
         if (gm_ == nullptr) core.hang(where, pipe, "unset global tensor", "a global tensor without memory");
-        if (byte + bytes <= end_ && byte + bytes <= gm_->data.size() && byte + bytes >= byte) return true;
-        core.report(Check::Bounds, where, pipe, gm_->name, byte, byte + bytes,
-                    "beyond the global tensor, which ends at byte " +
-                        std::to_string(std::min<uint64_t>(end_, gm_->data.size())),
-                    "beyond the global tensor");
+        const uint64_t end = std::min<uint64_t>(end_, gm_->bytes());
+        if (byte + bytes > end || byte + bytes < byte) {
+            core.report(Check::Bounds, where, pipe, gm_->name, byte, byte + bytes,
+                        "beyond the global tensor, which ends at byte " + std::to_string(end),
+                        "beyond the global tensor");
+            return false;
+        }
+        if (byte >= gm_->hidden) return true;
+        core.report(Check::Ownership, where, pipe, gm_->name, byte, byte + bytes,
+                    "the part of the tensor before byte " + std::to_string(gm_->hidden) + " is nobody's in this call",
+                    "hidden part");
         return false;
     }
     twin::GmTensor* gm() const { return gm_; }
