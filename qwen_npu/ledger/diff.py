@@ -24,7 +24,7 @@ def diff(before: Ledger, after: Ledger) -> dict[str, Any]:
         only_before, only_after and changed, `first_token` and `first_peek` where the runs part, `traffic` totals that
         differ, `timings` side by side.
     """
-    lines = [Timeline(before), Timeline(after)]
+    lines = [Timeline.of(before), Timeline.of(after)]
     held = [{entry["id"]: entry for entry in summary.buffers(timeline)} for timeline in lines]
     buffers = _sets(held[0], held[1], _COMPARED)
     tokens = _first_token(before, after)
@@ -145,7 +145,7 @@ def _lonely(mine: Collection[tuple[int, int, str]], theirs: Collection[tuple[int
 
 
 def _by_place(ledger: Ledger) -> dict[tuple[int, int, str], Peek]:
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     return {(timeline.ticks[timeline.tick_at(peek.seq)].run, peek.step, peek.name): peek for peek in ledger.peeks()}
 
 

@@ -45,7 +45,7 @@ CSV_TABLES = ("events", "steps", "buffers")
 
 def trace(ledger: Ledger) -> dict[str, Any]:
     """The recording in Chrome's trace format: `traceEvents`, times in microseconds from the first event."""
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     events = ledger.events()
     start = min((event.t_ns for event in events), default=0)
     device = str(ledger.meta.get("device", "device"))

@@ -112,7 +112,8 @@ class Ledger:
         self._next_seq = 0
         self._alive: dict[str, list[int]] = {}
         self._flushed_ns = time.perf_counter_ns()
-        self._connection: sqlite3.Connection | None
+        self.cache: dict[str, Any] = {}  # what readers keep of it between two questions
+        self._connection: sqlite3.Connection | None = None
         if self.path is None:
             self._connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         else:
@@ -133,6 +134,11 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
 
     # writing
 
@@ -388,6 +394,8 @@ def open_ledger(path: str | Path) -> Ledger:
     ledger._next_seq = 0
     ledger._alive = {}
     ledger._flushed_ns = 0
+    ledger.cache = {}
+    ledger._connection = None
     ledger._connection = _open_file(ledger.path)
     return ledger
 

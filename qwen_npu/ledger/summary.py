@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from qwen_npu.errors import UsageError
 from qwen_npu.ledger import slots as slot_books
 from qwen_npu.ledger.events import Buffer, Source
 from qwen_npu.ledger.store import Ledger
-from qwen_npu.ledger.timeline import Life, Timeline
+from qwen_npu.ledger.timeline import Life, Move, Timeline, Use
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Peak:
 
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Everything a terminal page should say of a recording."""
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     meta = {key: value for key, value in ledger.meta.items() if key != "spec"}
     return {
         "meta": meta,
@@ -110,7 +110,7 @@ def timings(ledger: Ledger) -> dict[str, Any]:
 def buffers(timeline: Timeline) -> list[dict[str, Any]]:
     """One entry a buffer id: where it lives, how often it was allocated, who wrote it last, whether it is live."""
     live = set(live_halves(timeline).values())
-    writes = last_writes(timeline)
+    writes = last_writes(timeline, [lives[-1].born_seq for lives in timeline.lives_by_id.values()])
     entries = []
     for id_, lives in timeline.lives_by_id.items():
         last = lives[-1]
@@ -136,22 +136,31 @@ def buffers(timeline: Timeline) -> list[dict[str, Any]]:
     return entries
 
 
-def last_writes(timeline: Timeline) -> dict[int, str]:
-    """`born_seq` of each life -> who wrote it last: "predict of decode_fixed, decode 3, at file:line"."""
-    writes: dict[int, tuple[int, str]] = {}
+def last_writes(timeline: Timeline, wanted: Collection[int]) -> dict[int, str]:
+    """Who wrote the lives born at the `wanted` events last: born_seq -> "predict of decode_fixed, decode 3, at
+    file:line"."""
+    ids = {life.buffer.id for life in timeline.lives if life.born_seq in wanted}
+    writers: dict[int, Move | Use] = {}
     for move in timeline.moves:
-        if move.direction == "H2D" and move.buffer:
+        if move.direction == "H2D" and move.buffer in ids:
             life = timeline.life_at(move.buffer, move.seq)
             if life is not None:
-                writes[life.born_seq] = (move.seq, f"upload, {timeline.ticks[move.tick].label}")
+                writers[life.born_seq] = move
     for use in timeline.uses:
-        for id_ in use.outputs:
+        for id_ in ids.intersection(use.outputs):
             life = timeline.life_at(id_, use.seq, "output")
-            if life is not None and writes.get(life.born_seq, (-1, ""))[0] < use.seq:
-                where = f", at {use.site}" if use.site else ""
-                graph = f" of {use.graph}" if use.graph else ""
-                writes[life.born_seq] = (use.seq, f"predict{graph}, {timeline.ticks[use.tick].label}{where}")
-    return {born: text for born, (_, text) in writes.items()}
+            if life is not None and (life.born_seq not in writers or writers[life.born_seq].seq < use.seq):
+                writers[life.born_seq] = use
+    texts = {}
+    for born in writers.keys() & set(wanted):
+        writer = writers[born]
+        at_tick = timeline.ticks[writer.tick].label
+        if isinstance(writer, Move):
+            texts[born] = f"upload, {at_tick}"
+        else:
+            graph = f" of {writer.graph}" if writer.graph else ""
+            texts[born] = f"predict{graph}, {at_tick}" + (f", at {writer.site}" if writer.site else "")
+    return texts
 
 
 def live_halves(timeline: Timeline, seq: int | None = None) -> dict[str, str]:
@@ -193,7 +202,7 @@ def at(ledger: Ledger, *, tick: int | None = None, seq: int | None = None, t_ns:
     Raises:
         UsageError: none or several of the three, or an instant outside of the recording.
     """
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     if [tick, seq, t_ns].count(None) != 2:
         raise UsageError("an instant needs exactly one of tick, seq and t_ns", expected="for example tick=3")
     last = ledger.last_seq

@@ -93,6 +93,16 @@ class Timeline:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
+    @classmethod
+    def of(cls, ledger: Ledger) -> Timeline:
+        """The timeline of a ledger as it is now; read anew only if events came since it was last asked for."""
+        seq = ledger.last_seq
+        known = ledger.cache.get("timeline")
+        if known is None or known[0] != seq:
+            known = ledger.cache["timeline"] = (seq, cls(ledger))
+        timeline: Timeline = known[1]
+        return timeline
+
     @cached_property
     def ticks(self) -> list[Tick]:
         ticks: list[Tick] = []
@@ -115,6 +125,10 @@ class Timeline:
                 label = f"{stage} {'end' if after_steps else 'start'}"
             ticks.append(Tick(len(ticks), run, stage, step, seq, t_ns, label))
         return ticks
+
+    @cached_property
+    def last_seq(self) -> int:
+        return self.ledger.last_seq
 
     @cached_property
     def _first_seqs(self) -> list[int]:
@@ -233,11 +247,15 @@ class Timeline:
             by_id[life.buffer.id].append(life)
         return dict(by_id)
 
+    @cached_property
+    def _born_by_id(self) -> dict[str, list[int]]:
+        return {id_: [life.born_seq for life in lives] for id_, lives in self.lives_by_id.items()}
+
     def life_at(self, id_: str, seq: int, role: Literal["input", "output"] = "input") -> Life | None:
         """The life that an id meant at an event. While a growing state is handed on, two buffers have one id: the older
         one is read, the newer one written."""
         lives = self.lives_by_id.get(id_, [])
-        last = bisect_right(lives, seq, key=lambda life: life.born_seq)
+        last = bisect_right(self._born_by_id.get(id_, ()), seq)
         recent = reversed(lives[max(0, last - 4) : last])
         alive = [life for life in recent if life.dead_seq is None or life.dead_seq > seq]
         if not alive:

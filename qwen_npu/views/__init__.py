@@ -9,12 +9,22 @@ from importlib import import_module
 from typing import Any
 
 _FIGURES = {
+    "checks": "books",
+    "compare_states": "states",
     "compare_traffic": "traffic",
     "kv_growth": "kv",
+    "kv_positions": "states",
+    "logits_topk": "inputs",
+    "memory_map": "memory",
+    "mrope_positions": "inputs",
     "ping_pong": "residency",
     "residency": "residency",
+    "slot_grid": "slots",
+    "speculation": "slots",
+    "state_norms": "states",
     "timings": "timings",
     "traffic": "traffic",
+    "vision_patches": "inputs",
 }
 _MODULES = ("figures", "live", "theme")
 

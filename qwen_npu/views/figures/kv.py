@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from qwen_npu.ledger.store import Ledger
@@ -21,7 +22,7 @@ def kv_growth(ledger: Ledger) -> go.Figure:
     rows = kv_growth_table(ledger)
     if not rows:
         return theme.nothing(ledger, title=title, reason="This ledger holds no decode step with a KV cache.")
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     steps = axis.step_ticks(timeline.ticks)
     place = {tick.number: i for i, tick in enumerate(steps)}
     figure = go.Figure()
@@ -52,14 +53,13 @@ def kv_growth(ledger: Ledger) -> go.Figure:
             }
         figure.add_trace(
             go.Scatter(
-                x=xs,
-                y=ys,
+                x=np.array(xs, dtype=np.float64),
+                y=np.array(ys, dtype=np.float64),
                 name=name,
                 mode="lines+markers" if symbol and few else "lines",
                 line=line,
                 marker={"symbol": symbol or "circle", "size": 7, "line": {"width": 1.5}},
-                hovertext=hover,
-                hoverinfo="text",
+                **theme.hover(hover),
                 **fill,
             )
         )
@@ -80,7 +80,7 @@ def kv_growth(ledger: Ledger) -> go.Figure:
 def kv_growth_table(ledger: Ledger) -> Table:
     """A row a step: tokens in use and capacity, bytes held, filled and predicted, allocated in the step, bytes of the
     recurrent state."""
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     meta = ledger.meta
     growing = meta.get("kv") == "growing"
     formula = token_bytes(ledger)
@@ -139,11 +139,13 @@ def token_bytes(ledger: Ledger) -> int | None:
 
 def _prompt_tokens(ledger: Ledger, timeline: Timeline) -> dict[int, int]:
     """Tokens of the prompt of each run, where its steps tell them."""
+    rows = ledger.query(
+        "SELECT seq, json_extract(detail, '$.prompt_tokens') FROM events WHERE kind = 'step' ORDER BY seq"
+    )
     found: dict[int, int] = {}
-    for event in ledger.events("step"):
-        detail = event.detail or {}
-        if "prompt_tokens" in detail:
-            found.setdefault(timeline.ticks[timeline.tick_at(event.seq)].run, int(detail["prompt_tokens"]))
+    for seq, tokens in rows:
+        if tokens is not None:
+            found.setdefault(timeline.ticks[timeline.tick_at(seq)].run, int(tokens))
     return found
 
 

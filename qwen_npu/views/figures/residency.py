@@ -116,7 +116,7 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
         window: first and last tick (see the table's column "tick"); by default the newest that can be drawn legibly.
     """
     title = "Where the buffers live"
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     if not timeline.ticks:
         return theme.nothing(ledger, title=title, reason="This ledger holds no events.")
     ticks, note = axis.windowed(timeline.ticks, window)
@@ -176,7 +176,7 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
 
 def residency_table(ledger: Ledger, *, window: Window | None = None) -> Table:
     """A row for every buffer and tick."""
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     if not timeline.ticks:
         return Table()
     ticks = timeline.ticks if window is None else axis.windowed(timeline.ticks, window)[0]
@@ -221,7 +221,7 @@ def ping_pong(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
             if ledger.meta.get("state") == "host"
             else "No pair takes turns in this ledger.",
         )
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     steps, note = axis.windowed(axis.step_ticks(timeline.ticks), window)
     place = {tick.number: i for i, tick in enumerate(steps)}
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
@@ -296,7 +296,7 @@ def ping_pong(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
 
 def ping_pong_table(ledger: Ledger, *, window: Window | None = None) -> Table:
     """A row for every step and pair: the half read, the half written. `clash` is True where they are the same."""
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     steps = axis.step_ticks(timeline.ticks)
     if not steps:
         return Table()
@@ -420,7 +420,7 @@ def _bars(
 ) -> None:
     place = {tick.number: i for i, tick in enumerate(ticks)}
     badges = len(ticks) <= MAX_BADGES
-    writes = last_writes(timeline)
+    writes = last_writes(timeline, {cell.life.born_seq for cell in found if cell.life is not None})
     groups: dict[tuple[str, bool, str], list[Cell]] = defaultdict(list)
     for cell in found:
         strength = "idle" if cell.role == "idle" else "read" if "read" in cell.role and not cell.host else "touched"

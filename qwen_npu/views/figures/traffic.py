@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -27,7 +28,7 @@ def traffic(ledger: Ledger) -> go.Figure:
 
     The one-time crossing of the states before the first step is told in the subtitle, not drawn.
     """
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     steps = axis.step_ticks(timeline.ticks)
     title = "Bytes over the bus each step"
     if not steps:
@@ -46,7 +47,7 @@ def traffic(ledger: Ledger) -> go.Figure:
 
 def traffic_table(ledger: Ledger) -> Table:
     """Bytes and number of copies of every tick, direction and kind; also of what lies between steps."""
-    timeline = Timeline(ledger)
+    timeline = Timeline.of(ledger)
     sums = _sums(timeline)
     cells = sorted((tick, direction, kind) for (direction, kind), ticks in sums.items() for tick in ticks)
     return Table(
@@ -69,7 +70,7 @@ def compare_traffic(
 ) -> go.Figure:
     """Bytes a step of two runs side by side on one scale."""
     title = "Bytes over the bus each step: " + " beside ".join(names)
-    timelines = [Timeline(ledger) for ledger in (first, second)]
+    timelines = [Timeline.of(ledger) for ledger in (first, second)]
     if not all(axis.step_ticks(timeline.ticks) for timeline in timelines):
         return theme.nothing(first, title=title, reason="One of the two ledgers holds no decode or verify step.")
     all_sums = [_sums(timeline) for timeline in timelines]
@@ -116,7 +117,7 @@ def compare_traffic_table(
     """Bytes of every step and direction in both runs."""
     rows: dict[tuple[int, int, str], dict[str, int]] = defaultdict(lambda: dict.fromkeys(names, 0))
     for name, ledger in zip(names, (first, second), strict=True):
-        timeline = Timeline(ledger)
+        timeline = Timeline.of(ledger)
         for (direction, _), ticks in _sums(timeline).items():
             for number, (nbytes, _) in ticks.items():
                 tick = timeline.ticks[number]
@@ -156,14 +157,13 @@ def _draw(
                 for text, (nbytes, copies) in zip(texts, values, strict=True)
             ]
             common = {
-                "x": positions,
-                "y": heights,
+                "x": np.array(positions),
+                "y": np.array(heights),
                 "name": kind,
                 "legendgroup": kind,
                 "legendrank": theme.KINDS.index(kind),
                 "showlegend": kind not in legend,
-                "hovertext": hover,
-                "hoverinfo": "text",
+                **theme.hover(hover),
             }
             legend.add(kind)
             fill = theme.colour(kind)
