@@ -110,6 +110,14 @@ def write_kernel(folder: Path) -> None:
     path.write_text(json.dumps(spec), encoding="utf-8")
 
 
+def write_settings(folder: Path) -> None:
+    """Defaults of the page: it asks nobody for news or updates, and does not ask whether it should."""
+    path = folder / "labconfig" / "default_setting_overrides.json"
+    path.parent.mkdir(parents=True)
+    quiet = {"fetchNews": "false", "checkForUpdates": False}
+    path.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}), encoding="utf-8")
+
+
 def is_loopback(ip: str) -> bool:
     if ip == "localhost":
         return True
@@ -126,7 +134,9 @@ def _lab(options: argparse.Namespace) -> int:
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(24)
     with tempfile.TemporaryDirectory(prefix="qwen-npu-lab-") as private:
         write_kernel(Path(private))
-        os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, (private, os.environ.get("JUPYTER_PATH", ""))))
+        write_settings(Path(private))
+        for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
+            os.environ[name] = os.pathsep.join(filter(None, (private, os.environ.get(name, ""))))
         from jupyterlab.labapp import LabApp
 
         server = LabApp.initialize_server(

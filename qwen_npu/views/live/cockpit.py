@@ -45,7 +45,8 @@ class Settings:
     state: str = "resident"
     kv: str = "fixed"
     numerics: str = "device"
-    drafts: int = 0
+    speculate: int = 0
+    peek: bool = False
     max_new_tokens: int = 64
     ignore_eos: bool = False
 
@@ -87,6 +88,7 @@ class Cockpit:
         self.image: Any = None
         self._session = session
         self._own_session = False
+        self._made: dict[str, Any] = {}
         self._runner: Runner | None = None
         self._folder: Path | None = None
         self._record_to = None if record_to is None else Path(record_to)
@@ -98,9 +100,9 @@ class Cockpit:
         self._updated = 0.0
         if session is not None:
             self._set_image(image)
-            for name in ("device", "state", "kv", "numerics"):
-                setattr(self.settings, name, getattr(session, name))
-            self.settings.drafts = getattr(session, "speculate", 0)
+            self._made = _settings_of(session)
+            for name, value in self._made.items():
+                setattr(self.settings, name, value)
             if self._record_to is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="qwen-npu-cockpit-"))
             self._runner = self._new_runner(session)
@@ -346,12 +348,11 @@ class Cockpit:
         from qwen_npu.runtime.session import Session
 
         assert self._session is not None
-        wanted = {name: getattr(self.settings, name) for name in ("device", "state", "kv", "numerics")}
-        wanted["speculate"] = self.settings.drafts
-        present = {name: getattr(self._session, name) for name in wanted}
-        if wanted == present:
+        wanted = {name: getattr(self.settings, name) for name in self._made}
+        if wanted == self._made:
             return
         new = Session(self._session.bundle, driver=self._session.driver.name, **wanted)
+        self._made = wanted
         if self._own_session:
             self._session.close()
         self._session, self._own_session = new, True
@@ -396,6 +397,12 @@ class Cockpit:
             self.report(self._runner.error)
         if self._panel is not None:
             self._panel.refresh()
+
+
+def _settings_of(session: Session) -> dict[str, Any]:
+    """A session's settings by the names of its arguments."""
+    settings = {name: getattr(session.context, name) for name in ("state", "kv", "numerics", "speculate", "peek")}
+    return {"device": session.driver.device, **settings}
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -19,11 +19,11 @@ MAX_POINTS = 2_000
 """Points of a curve; of a longer run the newest are drawn."""
 
 _LINES: tuple[tuple[str, str, int, str, str], ...] = (
-    ("up_bytes", "▲ up to the device", 1, theme.ORANGE, "solid"),
-    ("down_bytes", "▼ down to the host", 1, theme.BLUE, "dot"),
-    ("alive_bytes", "our device buffers", 2, theme.GREY, "solid"),
-    ("kv_bytes", "KV buffer", 2, theme.GREEN, "solid"),
-    ("recurrent_bytes", "recurrent state", 2, theme.VERMILION, "dashdot"),
+    ("up_bytes", "▲ up", 1, theme.ORANGE, "solid"),
+    ("down_bytes", "▼ down", 1, theme.BLUE, "dot"),
+    ("alive_bytes", "our buffers", 2, theme.GREY, "solid"),
+    ("kv_bytes", "KV", 2, theme.GREEN, "solid"),
+    ("recurrent_bytes", "recurrent", 2, theme.VERMILION, "dashdot"),
     ("wall_ms", "wall", 3, theme.VERMILION, "dot"),
     ("predict_ms", "predict", 3, theme.BLUE, "solid"),
 )
@@ -36,7 +36,7 @@ class Curves:
         figure = make_subplots(
             rows=1, cols=3, horizontal_spacing=0.06, subplot_titles=("bytes over the bus", "bytes held", "ms a step")
         )
-        for name, text, column, colour, dash in _LINES:
+        for _, text, column, colour, dash in _LINES:
             figure.add_trace(
                 go.Scatter(
                     x=[],
@@ -44,7 +44,6 @@ class Curves:
                     name=text,
                     mode="lines",
                     line={"color": colour, "dash": dash, "width": 2},
-                    uid=name,
                     legend="legend" if column == 1 else f"legend{column}",
                 ),
                 row=1,
@@ -56,7 +55,12 @@ class Curves:
             figure.update_layout({"legend" if column == 1 else f"legend{column}": place})
         figure.update_layout(
             height=270,
-            margin={"l": 50, "r": 16, "t": 34, "b": 60},
+            autosize=True,
+            margin={"l": 56, "r": 40, "t": 34, "b": 60},
+            modebar={
+                "orientation": "v",
+                "remove": ["zoom", "pan", "select", "lasso", "zoomIn", "zoomOut", "autoScale"],
+            },
             font={"size": 12, "family": "system-ui, sans-serif"},
             uirevision="keep",  # zoom and hidden curves stay as the user left them
         )

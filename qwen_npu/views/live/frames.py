@@ -19,9 +19,9 @@ from qwen_npu.ledger.events import Buffer
 from qwen_npu.ledger.store import Ledger
 from qwen_npu.ledger.timeline import FIRST_STAGES, STEP_STAGES, Tick
 
-ALIVE, READ, WRITTEN, UPLOADED, LIVE, TWO, FREED = 1, 2, 4, 8, 16, 32, 64
+ALIVE, READ, WRITTEN, UPLOADED, LIVE, TWO, FREED, PEEKED = 1, 2, 4, 8, 16, 32, 64, 128
 """Bits of a cell. LIVE: this half of a pair holds the state at the end of the tick. TWO: two generations of a growing
-buffer are alive within the tick."""
+buffer are alive within the tick. PEEKED: read by a peek graph, which is no part of the step."""
 
 INSIDE = "inside predict"
 """The row of memory that predict brings itself for host tensors."""
@@ -334,8 +334,11 @@ class Frames:
 
     def _predict(self, detail: dict[str, Any], tick: int) -> None:
         figures = self.figures[tick]
-        figures.graph = str(detail.get("graph", ""))
-        for ids, bit in ((detail.get("inputs", ()), READ), (detail.get("outputs", ()), WRITTEN)):
+        graph = str(detail.get("graph", ""))
+        peeks = graph.startswith("peek")
+        if not peeks:
+            figures.graph = graph
+        for ids, bit in ((detail.get("inputs", ()), PEEKED if peeks else READ), (detail.get("outputs", ()), WRITTEN)):
             for id_ in ids:
                 row = self._device(id_)
                 if row is None:

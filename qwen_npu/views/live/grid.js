@@ -1,6 +1,6 @@
 // A grid of cells over ticks, drawn on one canvas: residency lanes and slot pools. What a cell means is decided in
 // Python; here a cell is four bytes: colour, strength, pattern, glyph.
-const ROW = 21, BUS = 34, HEAD = 22, LEFT = 150, RIGHT = 210, SHARES = [0, 0.2, 0.5, 1];
+const ROW = 21, BUS = 34, HEAD = 22, LEFT = 150, RIGHT = 236, SHARES = [0, 0.2, 0.5, 1];
 
 function luminance(rgb) {
   const part = (v) => ((v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -189,22 +189,33 @@ function render({ model, el }) {
   function drawArrows(g, cw, count) {
     const arrows = words(get("arrows"), Int32Array), of = new Map();
     for (let i = 0; i + 3 < arrows.length; i += 4) of.set(arrows[i], (of.get(arrows[i]) || 0) + 1);
-    const nth = new Map();
+    const nth = new Map(), ways = new Map(), bus = get("rows").findIndex((row) => row.bus), now = get("cursor") - get("first");
     g.strokeStyle = g.fillStyle = css(theme.text);
+    const head = (x, y, up, size) => {
+      g.beginPath(); g.moveTo(x, y); g.lineTo(x - size, y + (up ? size * 1.5 : -size * 1.5)); g.lineTo(x + size, y + (up ? size * 1.5 : -size * 1.5)); g.closePath(); g.fill();
+    };
     for (let i = 0; i + 3 < arrows.length; i += 4) {
       const [c, from, to, up] = arrows.slice(i, i + 4);
       const n = nth.get(c) || 0;
       nth.set(c, n + 1);
       if (c < 0 || c >= count || !places[from] || !places[to]) continue;
+      if (cw < 30 && c !== now) { ways.set(c, (ways.get(c) || 0) | (up ? 1 : 2)); continue; }  // lines would be a thicket
       const x = LEFT + c * cw + (cw * (n + 0.5)) / of.get(c);
       const y0 = places[from].y + places[from].high / 2, y1 = places[to].y + places[to].high / 2, way = Math.sign(y1 - y0);
-      const tipY = y1 - way * (places[to].high / 2 - 3), head = Math.min(4, cw / of.get(c) / 2 + 1);
+      const tipY = y1 - way * (places[to].high / 2 - 3);
       g.globalAlpha = 0.8;
       g.setLineDash(up ? [] : [2, 2]);
       g.beginPath(); g.moveTo(x, y0 + way * (places[from].high / 2 - 3)); g.lineTo(x, tipY); g.stroke();
       g.setLineDash([]);
-      g.beginPath(); g.moveTo(x, tipY); g.lineTo(x - head, tipY - way * 6); g.lineTo(x + head, tipY - way * 6); g.closePath(); g.fill();
+      head(x, tipY, way < 0, Math.min(4, cw / of.get(c) / 2 + 1));
       g.globalAlpha = 1;
+    }
+    if (bus < 0) return;
+    const middle = places[bus].y + places[bus].high / 2;
+    for (const [c, way] of ways) {
+      const x = LEFT + (c + 0.5) * cw, size = Math.min(4.5, cw / 2 - 0.5);
+      if (way & 1) head(x, middle - 13, true, size);
+      if (way & 2) head(x, middle + 13, false, size);
     }
   }
 

@@ -70,7 +70,7 @@ class Grid(anywidget.AnyWidget):  # type: ignore[misc]
     picked = traitlets.Unicode("").tag(sync=True)
     playing = traitlets.Bool(False).tag(sync=True)
     interval = traitlets.Int(400).tag(sync=True)
-    span = traitlets.Int(40).tag(sync=True)
+    span = traitlets.Int(24).tag(sync=True)
     dark = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, *, tip: Callable[[str, int], str], **traits: Any) -> None:

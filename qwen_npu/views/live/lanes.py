@@ -10,20 +10,21 @@ import numpy as np
 
 from qwen_npu.ledger.events import Buffer
 from qwen_npu.views import theme
-from qwen_npu.views.live.frames import ALIVE, FREED, LIVE, READ, TWO, UPLOADED, WRITTEN, Frames, Row
+from qwen_npu.views.live.frames import ALIVE, FREED, LIVE, PEEKED, READ, TWO, UPLOADED, WRITTEN, Frames, Row
 from qwen_npu.views.live.grid import EMPTY, FULL, HALF, HATCHED, IDLE, SOLID, Picture
 from qwen_npu.views.theme import bytes_text
 
 _OUTWARD = ("input", "logits", "peek", "other", "pool", "kv", "recurrent", "conv")
 """From the bus outwards: what crosses every step lies next to it."""
 _STATES = ("conv", "recurrent", "kv", "pool")
-GLYPHS = ["", "R", "W", "RW", "U", "UR", "UW", "URW"]
+GLYPHS = ["", "R", "W", "RW", "U", "UR", "UW", "URW", "P", "RP", "WP", "RWP", "UP", "URP", "UWP", "URWP"]
 PALETTE = [theme.colour(kind) for kind in theme.KINDS]
 LEGEND = [
     *([theme.colour(kind), FULL, SOLID, "", kind] for kind in ("conv", "recurrent", "kv", "logits", "input")),
     [theme.GREY, FULL, SOLID, "R", "read by predict"],
     [theme.GREY, HALF, SOLID, "W", "written"],
     [theme.GREY, HALF, SOLID, "U", "uploaded"],
+    [theme.GREY, IDLE, SOLID, "P", "looked at by a peek"],
     [theme.GREY, IDLE, SOLID, "", "idle"],
     [theme.GREY, IDLE, HATCHED, "", "on the host"],
     ["#FFFFFF", EMPTY, SOLID, "", "solid arrow: up to the device; dotted arrow: down to the host"],
@@ -164,7 +165,7 @@ def _cells(codes: np.ndarray, row: Row) -> np.ndarray:
     cells[:, 1] = np.where(codes & ALIVE, np.where(touched, np.where(read & (not row.host), FULL, HALF), IDLE), EMPTY)
     cells[:, 2] = HATCHED if row.host else SOLID
     if not row.host:
-        cells[:, 3] = read * 1 + written * 2 + uploaded * 4
+        cells[:, 3] = read * 1 + written * 2 + uploaded * 4 + ((codes & PEEKED) > 0) * 8
     return cells
 
 
@@ -178,6 +179,8 @@ def _role(code: int, row: Row) -> str:
             told += ", live from here on" if code & WRITTEN and not code & READ else ", live"
         elif row.buffer is not None and row.buffer.half:
             told += ", scratch from here on" if code & READ else ", scratch"
+    if code & PEEKED:
+        told += ", peeked at"
     if code & TWO:
         told += ", two generations"
     if code & FREED:

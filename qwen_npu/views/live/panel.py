@@ -39,7 +39,7 @@ class Panel:
 
         # what the run is to be
         settings = cockpit.settings
-        self.prompt = w.Textarea(settings.prompt, rows=2, layout=w.Layout(width="100%", height="52px"))
+        self.prompt = w.Textarea(settings.prompt, rows=2, layout=w.Layout(width="98%", height="52px"))
         self.picture = w.Dropdown(options=_pictures(settings.image), value=settings.image, description="picture")
         self.thumbnail = w.Image(value=b"", format="png", layout=w.Layout(height="96px", object_fit="contain"))
         devices = tuple(dict.fromkeys((settings.device, "ascend:0", "cpu")))
@@ -47,11 +47,12 @@ class Panel:
         self.state = w.Dropdown(options=("resident", "host"), value=settings.state, description="state")
         self.kv = w.Dropdown(options=("fixed", "growing"), value=settings.kv, description="KV")
         self.numerics = w.Dropdown(options=("device", "f32"), value=settings.numerics, description="numerics")
-        self.drafts = w.BoundedIntText(value=settings.drafts, min=0, max=7, description="drafts")
+        self.drafts = w.BoundedIntText(value=settings.speculate, min=0, max=7, description="drafts")
         self.tokens = w.BoundedIntText(value=settings.max_new_tokens, min=1, max=100_000, description="tokens")
         self.ignore_eos = w.Checkbox(
             settings.ignore_eos, description="go on after the end", indent=False, layout=w.Layout(width="190px")
         )
+        self.peek = w.Checkbox(settings.peek, description="peek at norms", indent=False, layout=w.Layout(width="140px"))
         for control in (self.picture, self.device, self.state, self.kv, self.numerics, self.drafts, self.tokens):
             control.layout.width = "190px"
             control.style.description_width = "64px"
@@ -135,7 +136,7 @@ class Panel:
         flow = {"flex_flow": "row wrap", "align_items": "center"}
         controls = [
             w.HBox(
-                [w.VBox([self.prompt], layout=w.Layout(flex="1 1 300px")), self.thumbnail],
+                [w.VBox([self.prompt], layout=w.Layout(flex="1 1 300px", overflow="hidden")), self.thumbnail],
                 layout=w.Layout(align_items="center"),
             ),
             w.HBox(
@@ -148,6 +149,7 @@ class Panel:
                     self.drafts,
                     self.tokens,
                     self.ignore_eos,
+                    self.peek,
                 ],
                 layout=w.Layout(**flow),
             ),
@@ -252,7 +254,7 @@ class Panel:
         frames = cockpit.frames
         meta = frames.meta if frames is not None else {}
         driver = meta.get("driver") or (cockpit.session.driver.name if cockpit.session is not None else "")
-        device = meta.get("device") or (cockpit.session.device if cockpit.session is not None else "")
+        device = meta.get("device") or (cockpit.session.driver.device if cockpit.session is not None else "")
         about = f"{driver} on {device}" if driver else "a recording"
         if driver == "emulator":
             about += ": bytes are exact, times are this CPU's"
@@ -327,7 +329,8 @@ class Panel:
             ("state", self.state),
             ("kv", self.kv),
             ("numerics", self.numerics),
-            ("drafts", self.drafts),
+            ("speculate", self.drafts),
+            ("peek", self.peek),
             ("max_new_tokens", self.tokens),
             ("ignore_eos", self.ignore_eos),
         ):

@@ -61,7 +61,7 @@ def instant(frames: Frames, cursor: int) -> str:
         rows.append(("device memory", f"{bytes_text(figures.device_bytes)}, weights and all (emulator)"))
     if figures.predict_ms is not None:
         rows.append(("time", f"predict {figures.predict_ms:.2f} ms, wall {figures.wall_ms or 0:.2f} ms"))
-    if figures.drafted is not None:
+    if frames.ticks[cursor].stage == "verify" and figures.drafted is not None:
         rows.append(("drafts", f"{figures.drafted} drafted, {figures.accepted} accepted"))
     return _table("At this instant", rows)
 
