@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from qwen_npu import __version__
     from qwen_npu.lab import add_commands as add_lab
-    from qwen_npu.ledger.commands import add_commands as add_readers
     from qwen_npu.nightly.commands import add_commands as add_nightly
     from qwen_npu.planner import add_commands as add_plan
+    from qwen_npu.views.commands import add_commands as add_readers
 
     parser = argparse.ArgumentParser(
         prog="qwen-npu", description="Where does the state of a staged Qwen3.5 runtime live?"

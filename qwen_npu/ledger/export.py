@@ -134,7 +134,7 @@ def trace(ledger: Ledger) -> dict[str, Any]:
 def write_trace(ledger: Ledger, path: str | Path) -> Path:
     """Writes `trace` as a file for ui.perfetto.dev or chrome://tracing."""
     target = Path(path)
-    with _whole(target) as file:
+    with whole_file(target) as file:
         json.dump(trace(ledger), file, ensure_ascii=False, separators=(",", ":"))
     return target
 
@@ -145,7 +145,7 @@ def write_csv(ledger: Ledger, path: str | Path, table: str = "events") -> Path:
         raise UsageError(f"there is no table {table!r} to export", expected=f"one of {', '.join(CSV_TABLES)}")
     names = [row[1] for row in ledger.query(f"PRAGMA table_info({table})")]
     target = Path(path)
-    with _whole(target) as file:
+    with whole_file(target) as file:
         writer = csv.writer(file)
         writer.writerow(names)
         writer.writerows(ledger.query(f"SELECT {', '.join(names)} FROM {table} ORDER BY rowid"))
@@ -153,7 +153,7 @@ def write_csv(ledger: Ledger, path: str | Path, table: str = "events") -> Path:
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[TextIO]:
+def whole_file(target: Path) -> Iterator[TextIO]:
     """A file that is there whole or not at all: written beside its place, then renamed."""
     scratch = target.with_name(target.name + ".part")
     try:

@@ -26,9 +26,12 @@ _FIGURES = {
     "traffic": "traffic",
     "vision_patches": "inputs",
 }
+_OF_A_SESSION = ("logits_topk", "mrope_positions", "vision_patches")
+LEDGER_FIGURES = tuple(name for name in _FIGURES if name not in _OF_A_SESSION)
+"""Figures that need nothing but a ledger (or two: those that compare)."""
 _MODULES = ("figures", "live", "theme")
 
-__all__ = [*sorted(_FIGURES), *(f"{name}_table" for name in sorted(_FIGURES)), *_MODULES]
+__all__ = ["LEDGER_FIGURES", *sorted(_FIGURES), *(f"{name}_table" for name in sorted(_FIGURES)), *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
