@@ -1,6 +1,6 @@
 """The Ascend C op on its C++ twin: runs calls of the op there, and reads what a token costs on the chip.
 
-Knows how to build and call the runner (kernels/tests/rgdr_twin.cpp) and the flat file of cases (kernels/tests/arrays.h),
+Knows how to build and call the runner (kernels/tests/rgdr_twin.cpp) and its file of cases (kernels/tests/arrays.h),
 nothing of what the twin checks. The runner is compiled once with the C++ compiler at hand and kept in the cache
 directory under the digest of its sources. Counts are of instructions, waits and bytes; no time is derived from them.
 """
@@ -80,7 +80,7 @@ class TwinCounts:
 
 @dataclass(frozen=True)
 class TwinResult:
-    """One call on the twin: out [T, NV, DV], the pool after it, what the twin found (nothing if all is well), counts."""
+    """One call on the twin: out [T, NV, DV], the pool after it, what the twin found (best: nothing), counts."""
 
     out: Array
     state: Array
