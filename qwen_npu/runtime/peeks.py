@@ -6,16 +6,13 @@ Only those figures cross the bus (kilobytes), and residency is not broken. They 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qwen_npu import contract
 from qwen_npu.ledger.events import now_ns
+from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.stages import DecodeStage, open_stage
-
-if TYPE_CHECKING:
-    from qwen_npu.runtime.session import Session
 
 FIGURES = ("norm", "max_abs", "nonfinite")
 """Names of the figures in the ledger, in the order of `contract.PEEK_FIGURES`: "recurrent.norm" [layer, head], ..."""
@@ -24,21 +21,21 @@ FIGURES = ("norm", "max_abs", "nonfinite")
 class StatePeek:
     """The peek graph of one sequence's states, loaded beside the decode graph while the block lasts."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
         self._stack = ExitStack()
 
     def __enter__(self) -> StatePeek:
-        session, bundle = self._session, self._session.bundle
-        capacity = bundle.capacity if session.kv == "fixed" else None
-        graph = contract.peek(bundle.spec, session.numerics, capacity=capacity)
-        path = bundle.peek(kv=session.kv, numerics=session.numerics)
-        stage = session.driver.stage
-        self._model = self._stack.enter_context(open_stage(session.driver, path, f"peek_{session.kv}", graph))
-        session.driver.stage = stage
+        context, bundle = self._context, self._context.bundle
+        capacity = bundle.capacity if context.kv == "fixed" else None
+        graph = contract.peek(bundle.spec, context.numerics, capacity=capacity)
+        path = bundle.peek(kv=context.kv, numerics=context.numerics)
+        stage = context.driver.stage
+        self._model = self._stack.enter_context(open_stage(context.driver, path, f"peek_{context.kv}", graph))
+        context.driver.stage = stage
         info = self._model.inputs[0]
         self._position = np.zeros(info.shape, info.dtype)
-        self._feed = session.driver.wrap(self._position, name=info.name, buffer=f"input.{info.name}")
+        self._feed = context.driver.wrap(self._position, name=info.name, buffer=f"input.{info.name}")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,7 +47,7 @@ class StatePeek:
         Arrays of the event, f32: "recurrent.FIGURE" [linear layer, head], "conv.FIGURE" [linear layer] and
         "kv.FIGURE" [k and v of each full layer, KV head], for each of `FIGURES`.
         """
-        driver = self._session.driver
+        driver = self._context.driver
         start = now_ns()
         self._position[0] = decode.tokens - 1
         feeds = [self._feed, *decode.states.inputs()]

@@ -7,27 +7,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from qwen_npu.driver import open_driver
 from qwen_npu.driver.protocol import Driver
 from qwen_npu.driver.recording import RecordingDriver
 from qwen_npu.errors import StateError, UsageError
-from qwen_npu.runtime.chooser import TokenChooser
+from qwen_npu.runtime.context import KvPolicy, RunContext, StatePlace
 from qwen_npu.runtime.drafts import Drafter
 from qwen_npu.runtime.generation import Generation
-from qwen_npu.runtime.inputs import InputProcessor, TextStream, choose_bucket
+from qwen_npu.runtime.inputs import InputProcessor, choose_bucket
 from qwen_npu.runtime.results import GenerateResult
-from qwen_npu.runtime.speculative import MOST_DRAFTS
+from qwen_npu.runtime.speculative import MOST_DRAFTS, SpeculativeGroup
 from qwen_npu.runtime.states import HeldStates, StateArrays
 from qwen_npu.spec import NUMERICS, Numerics
 
 if TYPE_CHECKING:
     from qwen_npu.bundle import Bundle
     from qwen_npu.ledger.store import Ledger
-
-StatePlace = Literal["resident", "host"]
-KvPolicy = Literal["fixed", "growing"]
 
 
 class Session:
@@ -74,24 +71,34 @@ class Session:
             raise UsageError("peek with speculate", expected="one of them")
         if not 0 <= speculate <= MOST_DRAFTS:
             raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
-        self.bundle = bundle
-        self.device = device
-        self.kv = kv
-        self.numerics = numerics
-        self.speculate = speculate
-        self.peek = peek
         self.notes: tuple[str, ...] = ()
-        self.driver: RecordingDriver = open_driver(driver, device)
-        if state == "resident" and "resident" not in self.driver.capabilities:
+        opened = open_driver(driver, device)
+        if state == "resident" and "resident" not in opened.capabilities:
             if speculate:
                 raise UsageError(
                     f"speculate={speculate} on {device}, which has no resident tensors", expected="a device 'ascend:N'"
                 )
             self.notes = (f"states are kept on the host: {device} has no resident tensors",)
             state = "host"
-        self.state = state
-        self.inputs = InputProcessor(bundle.checkpoint, bundle.spec, bundle.grids)
+        inputs = InputProcessor(bundle.checkpoint, bundle.spec, bundle.grids)
+        self.context = RunContext(bundle, opened, inputs, state, kv, numerics, speculate, peek)
         self._held: HeldStates | None = None
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.context.bundle
+
+    @property
+    def driver(self) -> RecordingDriver:
+        return self.context.driver
+
+    @property
+    def inputs(self) -> InputProcessor:
+        return self.context.inputs
+
+    @property
+    def speculate(self) -> int:
+        return self.context.speculate
 
     def __enter__(self) -> Session:
         return self
@@ -140,28 +147,20 @@ class Session:
                 raise UsageError("force_tokens with speculate", expected="one of them")
             max_new_tokens = len(force_tokens)
             ignore_eos = True
-        chooser = self.chooser(max_new_tokens, ignore_eos=ignore_eos, force_tokens=force_tokens, want_logits=logits)
+        chooser = self.context.chooser(
+            max_new_tokens, ignore_eos=ignore_eos, force_tokens=force_tokens, want_logits=logits
+        )
         feed = self.inputs.feed(prompt, image)
         bucket = choose_bucket(len(feed.tokens), self.bundle.buckets, self.bundle.capacity)
         notes = list(self.notes)
         if feed.image is not None and feed.image.note:
             notes.append(f"picture {feed.image.note}")
         self._release_states()
-        return Generation(self, feed, bucket, chooser, notes, drafter)
+        return Generation(self.context, feed, bucket, chooser, notes, self._hold, drafter)
 
-    def chooser(
-        self,
-        max_new_tokens: int,
-        *,
-        ignore_eos: bool = False,
-        force_tokens: Sequence[int] | None = None,
-        want_logits: bool = False,
-    ) -> TokenChooser:
-        """The answer of one sequence, still empty; arguments as `stream`."""
-        if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {max_new_tokens}", expected="at least 1")
-        ends = () if ignore_eos else self.bundle.spec.end_tokens
-        return TokenChooser(TextStream(self.inputs), max_new_tokens, ends, force_tokens, want_logits)
+    def group(self, *, drafts: int, sequences: int = 1, poison: bool = True) -> SpeculativeGroup:
+        """Several sequences that decode together with up to `drafts` drafts each; free it when done."""
+        return SpeculativeGroup(self.context, drafts=drafts, sequences=sequences, poison=poison)
 
     def read_states(self) -> StateArrays:
         """All states on the host: conv, recurrent, kv. An explicit crossing, which the ledger shows.
@@ -178,11 +177,6 @@ class Session:
         """Tokens that the states hold; 0 before decode."""
         return 0 if self._held is None else self._held.tokens
 
-    def peak_device_bytes(self) -> tuple[int, str]:
-        """Most device bytes in use at once since the device was opened, and who knows it."""
-        known = self.driver.memory_bytes()
-        return (known[1], "emulator") if known is not None else (self.driver.peak_bytes, "observed")
-
     @contextmanager
     def record(self, path: str | Path | None = None) -> Iterator[Ledger]:
         """Records what happens inside the block into a ledger: a file, or memory without a path."""
@@ -197,8 +191,7 @@ class Session:
         finally:
             ledger.close() if path is not None else ledger.flush()
 
-    def adopt(self, held: HeldStates) -> None:
-        """Takes over a generation's states, so that they can be read until the next one begins."""
+    def _hold(self, held: HeldStates) -> None:
         self._held = held
 
     def _release_states(self) -> None:
@@ -207,19 +200,20 @@ class Session:
             self._held = None
 
     def _describe(self) -> dict[str, Any]:
+        context, bundle, driver = self.context, self.bundle, self.driver
         return {
-            "bundle": self.bundle.name,
-            "bundle_digest": self.bundle.digest,
-            "spec": dataclasses.asdict(self.bundle.spec),
-            "capacity": self.bundle.capacity,
-            "buckets": list(self.bundle.buckets),
-            "driver": self.driver.name,
-            "device": self.device,
-            "capabilities": sorted(self.driver.capabilities),
-            "state": self.state,
-            "kv": self.kv,
-            "numerics": self.numerics,
-            "speculate": self.speculate,
+            "bundle": bundle.name,
+            "bundle_digest": bundle.digest,
+            "spec": dataclasses.asdict(bundle.spec),
+            "capacity": bundle.capacity,
+            "buckets": list(bundle.buckets),
+            "driver": driver.name,
+            "device": driver.device,
+            "capabilities": sorted(driver.capabilities),
+            "state": context.state,
+            "kv": context.kv,
+            "numerics": context.numerics,
+            "speculate": context.speculate,
         }
 
 

@@ -7,9 +7,9 @@ writes the row's slots again; the KV is rolled back by position alone.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,16 +17,15 @@ from qwen_npu.errors import SlotError, StateError, UsageError
 from qwen_npu.ledger.events import now_ns
 from qwen_npu.rgdr.pool import Batch, SlotTable
 from qwen_npu.runtime.chooser import TokenChooser
+from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.drafts import Drafter, PromptLookup
 from qwen_npu.runtime.inputs import Feed, choose_bucket
 from qwen_npu.runtime.meter import Meter, told
+from qwen_npu.runtime.prompt import finished, prompt_stages
 from qwen_npu.runtime.results import StepResult
 from qwen_npu.runtime.stages import PrefillResult
 from qwen_npu.runtime.states import StateArrays, hand_over
 from qwen_npu.runtime.verify import VerifyGraphs
-
-if TYPE_CHECKING:
-    from qwen_npu.runtime.session import Session
 
 MOST_DRAFTS = 7
 """The op takes at most 8 tokens of a sequence in one call: the certain one and 7 drafts."""
@@ -70,7 +69,7 @@ class SpeculativeGroup:
     to slots that are free. A sequence that has ended keeps its states until the group's next step.
 
     Args:
-        session: gives bundle, driver and numerics; its device must keep tensors resident.
+        context: gives bundle, driver and numerics; the device must keep tensors resident. `Session.group` makes one.
         drafts: K, most drafts a verify; a sequence's row has K + 1 slots.
         sequences: rows of the batch.
         poison: fill the slots of a sequence that leaves with NaN.
@@ -79,25 +78,25 @@ class SpeculativeGroup:
         UsageError: K outside 1..7, fewer than one sequence, or a target without resident tensors.
     """
 
-    def __init__(self, session: Session, *, drafts: int, sequences: int = 1, poison: bool = True) -> None:
+    def __init__(self, context: RunContext, *, drafts: int, sequences: int = 1, poison: bool = True) -> None:
         if not 1 <= drafts <= MOST_DRAFTS:
             raise UsageError(f"{drafts} drafts a verify", expected=f"1..{MOST_DRAFTS}")
         if sequences < 1:
             raise UsageError(f"a group of {sequences} sequences", expected="at least 1")
-        if "resident" not in session.driver.capabilities:
+        if "resident" not in context.driver.capabilities:
             raise UsageError(
-                f"speculative decoding on {session.device}, which has no resident tensors",
+                f"speculative decoding on {context.driver.device}, which has no resident tensors",
                 expected="a device that keeps the pools: 'ascend:N'",
             )
-        self._session = session
-        self._driver = session.driver
+        self._context = context
+        self._driver = context.driver
         self._width = drafts + 1
         self._poison = poison
         self._steps = 0
         self._rows: list[Member | None] = [None] * sequences
         self._leaving: list[tuple[Member, tuple[int, ...]]] = []
         self.table = SlotTable(sequences * self._width, self._width, sink=self._driver.relay)
-        self._graphs = VerifyGraphs(session, self._width, sequences, self.table.slots)
+        self._graphs = VerifyGraphs(context, self._width, sequences, self.table.slots)
 
     @property
     def build_ms(self) -> float:
@@ -130,14 +129,12 @@ class SpeculativeGroup:
         Raises:
             SlotError: every row is taken. Others as `Session.stream`.
         """
-        from qwen_npu.runtime.generation import prompt_stages
-
         self._free_row()
-        session = self._session
-        feed = session.inputs.feed(prompt, image)
-        bucket = choose_bucket(len(feed.tokens), session.bundle.buckets, session.bundle.capacity)
-        chooser = session.chooser(max_new_tokens, ignore_eos=ignore_eos)
-        prefill = _finished(prompt_stages(session, feed, bucket, chooser))
+        context = self._context
+        feed = context.inputs.feed(prompt, image)
+        bucket = choose_bucket(len(feed.tokens), context.bundle.buckets, context.bundle.capacity)
+        chooser = context.chooser(max_new_tokens, ignore_eos=ignore_eos)
+        prefill = finished(prompt_stages(context, feed, bucket, chooser))
         return self.admit(feed, prefill, bucket, chooser, drafter)
 
     def admit(
@@ -145,12 +142,12 @@ class SpeculativeGroup:
     ) -> Member:
         """Puts a prefilled sequence into a free row and the first slot of its row of slots."""
         row = self._free_row()
-        states = hand_over(prefill.states, prefill.pads, bucket, self._session.bundle.capacity)
+        states = hand_over(prefill.states, prefill.pads, bucket, self._context.bundle.capacity)
         sequence = self.table.allocate(f"sequence in row {row}")
         tokens = len(feed.tokens)
         member = Member(row, sequence, tokens, feed.delta, tokens, chooser, drafter or PromptLookup())
         self._graphs.write(row, self.table.row(sequence)[0], states)
-        self._graphs.see(row, 0, self._session.bundle.capacity, False)
+        self._graphs.see(row, 0, self._context.bundle.capacity, False)
         self._graphs.see(row, 0, tokens, True)
         member.drafter.extend(feed.tokens.tolist())
         member.drafter.extend(chooser.tokens)
@@ -183,7 +180,7 @@ class SpeculativeGroup:
 
     def _vacate(self, member: Member, slots: Sequence[int]) -> None:
         self._rows[member.row] = None
-        self._graphs.see(member.row, 0, self._session.bundle.capacity, False)
+        self._graphs.see(member.row, 0, self._context.bundle.capacity, False)
         if self._poison:
             for slot in slots:
                 self._graphs.write(member.row, slot, self._graphs.nan_states())
@@ -228,7 +225,7 @@ class SpeculativeGroup:
 
         Short drafts are padded to the width; where a member has fewer positions left than that, nobody drafts.
         """
-        capacity = self._session.bundle.capacity
+        capacity = self._context.bundle.capacity
         room = min(capacity - member.tokens for member in active) >= self._width
         for member in active:
             limit = min(self._width - 1, member.chooser.remaining_tokens - 1) if room else 0
@@ -246,7 +243,9 @@ class SpeculativeGroup:
             if member is None:
                 feed.empty_row(row, [next(spare) for _ in range(self._width)])
             else:
-                feed.row(row, member, self.table.row(member.sequence), self.table.accepted(member.sequence))
+                fed = (member.chooser.token, *member.drafts)
+                slots, accepted = self.table.row(member.sequence), self.table.accepted(member.sequence)
+                feed.row(row, fed, member.tokens, member.delta, slots, accepted)
         batch = self.table.begin([member.sequence for member in active], [length] * len(active))
         try:
             self._graphs.predict(length)
@@ -262,7 +261,7 @@ class SpeculativeGroup:
         right = 0
         while right < len(member.drafts) and member.drafts[right] == choices[right]:
             right += 1
-        full = member.tokens + right + 1 >= self._session.bundle.capacity
+        full = member.tokens + right + 1 >= self._context.bundle.capacity
         taken = member.chooser.take(choices[: right + 1], full=full)
         count = len(taken["tokens"])
         if member.chooser.want_logits:
@@ -306,15 +305,3 @@ class SpeculativeGroup:
     def free(self) -> None:
         """Releases the graphs and gives pools and KV back."""
         self._graphs.free()
-
-
-def _finished(stages: Generator[StepResult, None, PrefillResult]) -> PrefillResult:
-    """Runs the prompt's stages to their end and gives what they return."""
-
-    def returned() -> Generator[StepResult, None, None]:
-        result.append((yield from stages))
-
-    result: list[PrefillResult] = []
-    for _ in returned():
-        pass
-    return result[0]

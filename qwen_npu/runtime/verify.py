@@ -3,30 +3,25 @@ slots, no text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qwen_npu import contract
 from qwen_npu.contract import GraphContract
 from qwen_npu.driver.protocol import Tensor, TensorInfo
+from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.stages import StageModel, open_stage
 from qwen_npu.runtime.states import StateArrays
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qwen_npu.runtime.session import Session
-    from qwen_npu.runtime.speculative import Member
 
 
 class VerifyFeed:
     """The integer inputs of one verify graph, written in place before each call: wrapped once, seen by every
     predict."""
 
-    def __init__(self, session: Session, model: StageModel, mask: Tensor) -> None:
+    def __init__(self, context: RunContext, model: StageModel, mask: Tensor) -> None:
         ids, _, positions, lengths, slots, accepted = model.inputs[:6]
         self._ids = np.zeros(ids.shape, ids.dtype)
         self._positions = np.zeros(positions.shape, positions.dtype)
@@ -42,17 +37,17 @@ class VerifyFeed:
             (self._accepted, accepted),
         )
         self.tensors = [
-            mask if array is None or info is None else _wrapped(session, array, info) for array, info in arrays
+            mask if array is None or info is None else _wrapped(context, array, info) for array, info in arrays
         ]
 
-    def row(self, row: int, member: Member, slots: Sequence[int], accepted: int) -> None:
-        """The certain token and its drafts; whatever is fed behind them is written behind the accepted token,
+    def row(
+        self, row: int, fed: Sequence[int], past_tokens: int, delta: int, slots: Sequence[int], accepted: int
+    ) -> None:
+        """`fed` is the certain token and its drafts; whatever is fed behind them is written behind the accepted token,
         unread."""
-        self._ids[row, 0] = member.chooser.token
-        if member.drafts:
-            self._ids[row, 1 : 1 + len(member.drafts)] = member.drafts
-        self._positions[0, row] = member.tokens + self._steps
-        self._positions[1:, row] = member.tokens + member.delta + self._steps
+        self._ids[row, : len(fed)] = fed
+        self._positions[0, row] = past_tokens + self._steps
+        self._positions[1:, row] = past_tokens + delta + self._steps
         self._slots[row] = slots
         self._accepted[row] = accepted
 
@@ -67,9 +62,9 @@ class VerifyFeed:
 class VerifyGraphs:
     """Opens the graphs when they are first needed. All of them work on the same pools and KV."""
 
-    def __init__(self, session: Session, width: int, sequences: int, slots: int) -> None:
-        self._session = session
-        self._driver = session.driver
+    def __init__(self, context: RunContext, width: int, sequences: int, slots: int) -> None:
+        self._context = context
+        self._driver = context.driver
         self._width = width
         self._sizes = {"sequences": sequences, "slots": slots}
         self._open = ExitStack()
@@ -90,16 +85,16 @@ class VerifyGraphs:
     def feed(self, length: int) -> VerifyFeed:
         """The inputs of the graph of `length` tokens; opens it."""
         if length not in self._feeds:
-            spec, numerics = self._session.bundle.spec, self._session.numerics
-            capacity = self._session.bundle.capacity
+            spec, numerics = self._context.bundle.spec, self._context.numerics
+            capacity = self._context.bundle.capacity
             sizes = {"tokens": length, "width": self._width, **self._sizes}
             graph = contract.verify(spec, numerics, capacity=capacity, **sizes)
-            model = self._opened(self._session.bundle.verify(numerics=numerics, **sizes), f"verify_{length}", graph)
+            model = self._opened(self._context.bundle.verify(numerics=numerics, **sizes), f"verify_{length}", graph)
             info = model.outputs[0]
             assert self._mask_feed is not None
             self._verify[length] = model
             self._logits[length] = self._driver.empty(info.shape, info, buffer=f"logits.{length}")
-            self._feeds[length] = VerifyFeed(self._session, model, self._mask_feed)
+            self._feeds[length] = VerifyFeed(self._context, model, self._mask_feed)
         return self._feeds[length]
 
     def predict(self, length: int) -> None:
@@ -120,7 +115,7 @@ class VerifyGraphs:
         driver.stage = "admit"
         small = (np.array([row]), np.array([slot]))
         feeds = [
-            _wrapped(self._session, array.astype(info.dtype, copy=False), info)
+            _wrapped(self._context, array.astype(info.dtype, copy=False), info)
             for array, info in zip((*small, *states), model.inputs, strict=False)
         ]
         live, scratch = self._kv
@@ -157,10 +152,10 @@ class VerifyGraphs:
 
     def _admit_model(self) -> StageModel:
         if self._admit is None:
-            spec, numerics = self._session.bundle.spec, self._session.numerics
-            capacity = self._session.bundle.capacity
+            spec, numerics = self._context.bundle.spec, self._context.numerics
+            capacity = self._context.bundle.capacity
             graph = contract.admit(spec, numerics, capacity=capacity, **self._sizes)
-            self._admit = self._opened(self._session.bundle.admit(numerics=numerics, **self._sizes), "admit", graph)
+            self._admit = self._opened(self._context.bundle.admit(numerics=numerics, **self._sizes), "admit", graph)
             if not self._kv:
                 self._allocate(self._admit)
         return self._admit
@@ -170,8 +165,8 @@ class VerifyGraphs:
         kv, *pools = admit.inputs[5:]
         self._kv = [self._poisoned(kv, "kv.a"), self._driver.empty(kv.shape, kv, buffer="kv.b")]
         self._pools = [self._poisoned(pool, pool.name) for pool in pools]
-        self._mask = np.zeros((self._sizes["sequences"], self._session.bundle.capacity), np.int32)
-        self._mask_feed = _wrapped(self._session, self._mask, TensorInfo(contract.ATTENTION_MASK, self._mask.dtype, ()))
+        self._mask = np.zeros((self._sizes["sequences"], self._context.bundle.capacity), np.int32)
+        self._mask_feed = _wrapped(self._context, self._mask, TensorInfo(contract.ATTENTION_MASK, self._mask.dtype, ()))
 
     def _poisoned(self, info: TensorInfo, buffer: str) -> Tensor:
         return self._driver.upload(np.full(info.shape, np.nan, info.dtype), name=info.name, buffer=buffer)
@@ -187,5 +182,5 @@ class VerifyGraphs:
         self._driver.emit("rotate", buffer=scratch.buffer, other=live.buffer, detail={"kind": "kv"})
 
 
-def _wrapped(session: Session, array: np.ndarray, info: TensorInfo) -> Tensor:
-    return session.driver.wrap(array, name=info.name, buffer=f"input.{info.name}")
+def _wrapped(context: RunContext, array: np.ndarray, info: TensorInfo) -> Tensor:
+    return context.driver.wrap(array, name=info.name, buffer=f"input.{info.name}")

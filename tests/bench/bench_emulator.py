@@ -150,7 +150,7 @@ def long_run(bundle: Bundle) -> tuple[int, list[float], list[int]]:
             gc.collect()
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             resident_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
-            live_bytes.append(instrument.memory(session.device).live_bytes)
+            live_bytes.append(instrument.memory(session.driver.device).live_bytes)
     return steps, resident_mib, live_bytes
 
 

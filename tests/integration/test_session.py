@@ -244,15 +244,15 @@ def test_no_tokens_wanted_is_refused():
 
 def test_prefill_and_decode_of_different_capacity_are_refused(monkeypatch):
     """A foreign prefill graph that pads its own cache to another capacity."""
-    from qwen_npu.runtime import generation
+    from qwen_npu.runtime import prompt
 
     def padding_prefill(*arguments):
         result = run_prefill(*arguments)
         kv = np.zeros((*result.states.kv.shape[:3], 2048, result.states.kv.shape[4]), result.states.kv.dtype)
         return result._replace(states=result.states._replace(kv=kv))
 
-    run_prefill = generation.run_prefill
-    monkeypatch.setattr(generation, "run_prefill", padding_prefill)
+    run_prefill = prompt.run_prefill
+    monkeypatch.setattr(prompt, "run_prefill", padding_prefill)
     with session() as open_session, pytest.raises(CapacityError, match=r"2048 tokens.*1024"):
         open_session.generate(ids(40))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -16,8 +15,8 @@ from qwen_npu.bundle import open_bundle
 from qwen_npu.errors import SlotError, UsageError
 from qwen_npu.rgdr.pool import SlotTable
 from qwen_npu.runtime.drafts import PromptLookup, ScriptedDrafter
-from qwen_npu.runtime.generation import prompt_stages
 from qwen_npu.runtime.inputs import choose_bucket
+from qwen_npu.runtime.prompt import finished, prompt_stages
 from qwen_npu.runtime.results import GenerateResult
 from qwen_npu.runtime.session import Session
 from qwen_npu.runtime.speculative import Member, SpeculativeGroup
@@ -213,7 +212,7 @@ def test_one_call_of_up_to_eight_tokens_equals_as_many_single_steps():
 def admitted(group: SpeculativeGroup, open_session: Session, prompt: Golden, drafter=None, **options) -> Member:
     """Joins with the prefill of an earlier call: what a test of many sequences spends its time on otherwise."""
     feed, prefill, bucket, first = prefilled(open_session, prompt)
-    chooser = open_session.chooser(options.pop("max_new_tokens", STEPS), **{"ignore_eos": True, **options})
+    chooser = open_session.context.chooser(options.pop("max_new_tokens", STEPS), **{"ignore_eos": True, **options})
     chooser.take([first])
     return group.admit(feed, prefill, bucket, chooser, drafter)
 
@@ -222,27 +221,21 @@ _PREFILLED: dict[tuple[str, str], tuple] = {}
 
 
 def prefilled(open_session: Session, prompt: Golden):
-    key = (prompt.name, open_session.numerics)
+    key = (prompt.name, open_session.context.numerics)
     if key not in _PREFILLED:
         feed = open_session.inputs.feed(prompt.prompt_tokens, prompt.image)
         bundle = open_session.bundle
         bucket = choose_bucket(len(feed.tokens), bundle.buckets, bundle.capacity)
-        chooser = open_session.chooser(1)
-
-        def stages() -> Iterator:
-            result.append((yield from prompt_stages(open_session, feed, bucket, chooser)))
-
-        result: list = []
-        for _ in stages():
-            pass
-        _PREFILLED[key] = (feed, result[0], bucket, chooser.tokens[0])
+        chooser = open_session.context.chooser(1)
+        result = finished(prompt_stages(open_session.context, feed, bucket, chooser))
+        _PREFILLED[key] = (feed, result, bucket, chooser.tokens[0])
     return _PREFILLED[key]
 
 
 def test_four_sequences_with_drafts_of_their_own_give_their_own_answers():
     prompts = quick_prompts()[:4]
     with session() as open_session:
-        group = SpeculativeGroup(open_session, drafts=3, sequences=4)
+        group = open_session.group(drafts=3, sequences=4)
         members = []
         for row, prompt in enumerate(prompts):
             drafter = scripted(plain(prompt.name, "f32"), row)
@@ -259,7 +252,7 @@ def test_a_slot_used_again_carries_nothing_over_and_has_a_new_generation():
     """29 unrelated prompts through one row: each answer is its own."""
     prompts = golden_prompts()
     with session() as open_session:
-        group = SpeculativeGroup(open_session, drafts=2)
+        group = open_session.group(drafts=2)
         for turn in range(29):
             prompt = quick_prompts()[turn % len(quick_prompts())]
             member = admitted(group, open_session, prompt, max_new_tokens=6)
@@ -275,7 +268,7 @@ def test_a_slot_used_again_carries_nothing_over_and_has_a_new_generation():
 def test_freed_slots_hold_nan_and_no_answer_shows_it():
     prompt = quick_prompts()[0]
     with session() as open_session:
-        group = SpeculativeGroup(open_session, drafts=2, sequences=2)
+        group = open_session.group(drafts=2, sequences=2)
         first, second = (admitted(group, open_session, prompt) for _ in range(2))
         group.step()
         slots = group.table.row(first.sequence)
@@ -293,7 +286,7 @@ def test_a_sequence_freed_while_it_is_verified_keeps_its_slots_until_the_end(mon
     """No write may reach a slot that someone else could own by then."""
     prompt = quick_prompts()[0]
     with session() as open_session:
-        group = SpeculativeGroup(open_session, drafts=2, sequences=2)
+        group = open_session.group(drafts=2, sequences=2)
         leaving, staying = (admitted(group, open_session, prompt) for _ in range(2))
         slots = group.table.row(leaving.sequence)
         predict = group._graphs.predict
@@ -319,7 +312,7 @@ def test_a_sequence_freed_while_it_is_verified_keeps_its_slots_until_the_end(mon
 def test_a_group_refuses_one_sequence_too_many_and_a_step_without_any():
     prompt = quick_prompts()[0]
     with session() as open_session:
-        group = SpeculativeGroup(open_session, drafts=1)
+        group = open_session.group(drafts=1)
         with pytest.raises(UsageError, match="no sequence"):
             group.step()
         admitted(group, open_session, prompt)
@@ -352,7 +345,7 @@ class Interleavings(RuleBasedStateMachine):
     @initialize()
     def start(self):
         self.session = session()
-        self.group = SpeculativeGroup(self.session, drafts=self.drafts, sequences=self.sequences)
+        self.group = self.session.group(drafts=self.drafts, sequences=self.sequences)
         self.members: list[tuple[Member, tuple[int, ...]]] = []
 
     @precondition(lambda self: len(self.group.members) < self.sequences)
