@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from qwen_npu.errors import OpError, WorkbenchError
+from qwen_npu.graphs.nodes import RECURRENT_INPUTS
 from qwen_npu.rgdr import recurrent_gated_delta_rule, twin
 
 REPOSITORY = Path(__file__).parents[2]
@@ -145,6 +148,83 @@ def test_the_same_sequences_are_refused(width: int, fault: str) -> None:
         assert np.isnan(result.out).any()
 
 
+@st.composite
+def sound(draw: st.DrawFn) -> dict[str, Any]:
+    lengths = draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))
+    width = draw(st.sampled_from([0, 0, max(lengths), max(lengths) + 1]))
+    heads = draw(st.integers(1, 3))
+    arguments = call(
+        lengths,
+        width=width,
+        heads=(heads, heads * draw(st.integers(1, 4))),
+        dims=(16 * draw(st.integers(1, 8)), 16 * draw(st.integers(1, 8))),
+        gk=draw(st.integers(0, 2)),
+        index=draw(st.sampled_from([np.int32, np.int64])),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+    depths = draw(st.none() | st.tuples(*(st.integers(0, width or n) for n in lengths)))
+    arguments["num_accepted_tokens"] = None if depths is None else np.asarray(depths, np.int32)
+    if draw(st.booleans()):
+        arguments["g"] = None
+    return arguments
+
+
+@st.composite
+def unsound(draw: st.DrawFn) -> dict[str, Any]:
+    """Integers that may be wrong in any way, and often clash."""
+    width = draw(st.sampled_from([0, 1, 3]))
+    sequences = draw(st.integers(1, 4))
+    tokens = draw(st.integers(1, 9))
+    arguments = call([tokens] if not width else [1] * tokens, dims=(16, 16), heads=(1, 1))
+    shape = (sequences, width) if width else (tokens,)
+    size = sequences * width if width else tokens
+    slot = st.integers(-1, draw(st.integers(1, len(arguments["state"]))))
+    drawn = draw(st.lists(slot, min_size=size, max_size=size))
+    arguments["ssm_state_indices"] = np.asarray(drawn, np.int64).reshape(shape)
+    lengths = draw(st.lists(st.integers(-1, 9) | st.integers(1, 3), min_size=sequences, max_size=sequences))
+    if draw(st.booleans()):  # the last makes the sum right, if it can
+        lengths[-1] = tokens - sum(lengths[:-1])
+    arguments["actual_seq_lengths"] = np.asarray(lengths, np.int64)
+    accepted = draw(st.none() | st.lists(st.integers(-1, 4), min_size=sequences, max_size=sequences))
+    arguments["num_accepted_tokens"] = None if accepted is None else np.asarray(accepted, np.int32)
+    arguments["pad_slot"] = draw(st.none() | st.integers(-1, 1))
+    return arguments
+
+
+few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+many = settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@needs_compiler
+@few
+@given(sound())
+def test_any_sound_call_agrees(arguments: dict[str, Any]) -> None:
+    assert_same(arguments)
+
+
+@needs_compiler
+@few
+@given(unsound())
+def test_any_integers_agree(arguments: dict[str, Any]) -> None:
+    assert_same(arguments)
+
+
+@needs_compiler
+@pytest.mark.full
+@many
+@given(sound())
+def test_many_sound_calls_agree(arguments: dict[str, Any]) -> None:
+    assert_same(arguments, core_order="backward")
+
+
+@needs_compiler
+@pytest.mark.full
+@many
+@given(unsound())
+def test_many_integers_agree(arguments: dict[str, Any]) -> None:
+    assert_same(arguments)
+
+
 @needs_compiler
 def test_golden_cases_of_16_bits() -> None:
     seen = 0
@@ -214,18 +294,7 @@ def test_counts_at_model_size() -> None:
 def test_the_definition_is_the_contract() -> None:
     defined = twin.definition()
     inputs = defined["units"]["ascend310p"]["inputs"]
-    assert [item["name"] for item in inputs] == [
-        "query",
-        "key",
-        "value",
-        "beta",
-        "state",
-        "actual_seq_lengths",
-        "ssm_state_indices",
-        "g",
-        "gk",
-        "num_accepted_tokens",
-    ]
+    assert [item["name"] for item in inputs] == list(RECURRENT_INPUTS)
     assert [item["name"] for item in inputs if not item["required"]] == ["g", "gk", "num_accepted_tokens"]
     assert [item["name"] for item in defined["units"]["ascend310p"]["outputs"]] == ["out", "state"]
     assert defined["attributes"][0] == {"name": "scale_value", "type": "float", "default": 1.0}
