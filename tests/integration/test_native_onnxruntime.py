@@ -23,8 +23,9 @@ kernels = pytest.importorskip("qwen_npu_kernels")
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-OP_INPUTS = tuple(
-    "query key value beta state actual_seq_lengths ssm_state_indices g gk num_accepted_tokens".split()  # the node's order
+OP_INPUTS = (
+    *("query", "key", "value", "beta", "state", "actual_seq_lengths", "ssm_state_indices"),
+    *("g", "gk", "num_accepted_tokens"),
 )
 CHUNK_INPUTS = ("query", "key", "value", "beta", "initial_state", "actual_seq_lengths", "g")
 INTEGERS = {"actual_seq_lengths", "ssm_state_indices", "num_accepted_tokens"}

@@ -36,11 +36,13 @@ struct Avx2 {
   static void store_part(Half* p, V x, int n) { put_part(p, to_half(x), n); }
   static void store_part(Brain* p, V x, int n) { put_part(p, to_brain(x), n); }
 
-  // out[i] = sum of a[i]: always in the same order.
+  // out[i] = the sum of a[i]'s lanes, always in the same order.
   static void sum4(const V* a, float* out) {
-    const V ab = _mm256_hadd_ps(a[0], a[1]);
-    const V cd = _mm256_hadd_ps(a[2], a[3]);
-    const V all = _mm256_hadd_ps(ab, cd);
+    const V ab = _mm256_add_ps(_mm256_unpacklo_ps(a[0], a[1]), _mm256_unpackhi_ps(a[0], a[1]));
+    const V cd = _mm256_add_ps(_mm256_unpacklo_ps(a[2], a[3]), _mm256_unpackhi_ps(a[2], a[3]));
+    const __m256d lo = _mm256_unpacklo_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+    const __m256d hi = _mm256_unpackhi_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+    const V all = _mm256_add_ps(_mm256_castpd_ps(lo), _mm256_castpd_ps(hi));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
   }
 

@@ -36,16 +36,19 @@ struct Avx512 {
   static void store_part(Half* p, V x, int n) { _mm256_mask_storeu_epi16(p, mask(n), to_half(x)); }
   static void store_part(Brain* p, V x, int n) { _mm256_mask_storeu_epi16(p, mask(n), to_brain(x)); }
 
+  // out[i] = the sum of a[i]'s lanes, always in the same order.
   static void sum4(const V* a, float* out) {
-    const __m256 ab = _mm256_hadd_ps(fold(a[0]), fold(a[1]));
-    const __m256 cd = _mm256_hadd_ps(fold(a[2]), fold(a[3]));
-    const __m256 all = _mm256_hadd_ps(ab, cd);
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+    const V ab = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
+    const V cd = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+    const __m512d lo = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const __m512d hi = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    const V all = _mm512_add_ps(_mm512_castpd_ps(lo), _mm512_castpd_ps(hi));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
   }
 
  private:
   static __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
-  static __m256 fold(V x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
   static __m256i to_half(V x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static V from_brain(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
   static __m256i to_brain(V x) {  // round to nearest even; a NaN stays one

@@ -1,14 +1,12 @@
 // The row kernel, written once over a vector type `I` (an instruction set). Included by one source file per set, inside an
 // anonymous namespace: nothing here may be shared between files compiled with different flags.
 //
-// Four rows of the state are handled together. For each token the update of a group (S = decay*S + d k^T, out = S q) and the
-// dot product that the NEXT update needs (of the same rows with the next key, or of the next group with the first key) run
-// in one pass, so that two independent sets of four chains hide the latency of the multiply-adds.
+// Four rows of the state (a group) are handled together. One pass over a group does the update of one token (S = decay*S +
+// d k^T, out = S q) and the dot product that the NEXT update needs (of the same rows with the next key, or of the next group
+// with the first key), so that two independent sets of four chains hide the latency of the multiply-adds.
 
-template <class T>
-struct Rows {
-  T row[kGroup];
-};
+constexpr int kReadAhead = 4;   // groups
+constexpr int kWriteAhead = 1;
 
 template <class I, class S>
 inline typename I::V load_at(const S* row, int64_t j, int64_t full, int tail) {
@@ -25,124 +23,118 @@ inline void store_at(S* row, int64_t j, int64_t full, int tail, typename I::V x)
   }
 }
 
-// Vectors: how many vectors a row has when known at compile time, else 0 (then the last may be partial).
+// The four rows of a group in one array. Lanes: their length when known at compile time (and DV a multiple of four), so that
+// one pointer is enough; else 0. Behind the last row comes the last row again: computed alike several times, stored alike.
+template <class T, int Lanes>
+struct Group {
+  T* base;
+  Group(T* array, int64_t first, int64_t, int64_t) : base(array ? array + first * Lanes : nullptr) {}
+  explicit operator bool() const { return base != nullptr; }
+  T* operator[](int r) const { return base + r * Lanes; }
+};
+
+template <class T>
+struct Group<T, 0> {
+  T* row[kGroup];
+  Group(T* array, int64_t first, int64_t rows, int64_t stride) {
+    for (int r = 0; r < kGroup; ++r) row[r] = array ? array + (first + r < rows ? first + r : rows - 1) * stride : nullptr;
+  }
+  explicit operator bool() const { return row[0] != nullptr; }
+  T* operator[](int r) const { return row[r]; }
+};
+
+// Fetches what the vectors at j of a group some groups further on lie in. Where the slots are not in the near cache, this is
+// worth a third of the time: four streams of short rows are more than the hardware's prefetchers follow.
+template <class I, class T, int Lanes>
+inline void fetch_ahead(const Group<T, Lanes>& group, int64_t j, int groups, bool to_write) {
+  if (!Lanes || j * I::W * static_cast<int64_t>(sizeof(T)) % 64) return;
+  for (int r = 0; r < kGroup; ++r) {
+    const T* const row = group[r] + j * I::W + groups * kGroup * Lanes;
+    if (to_write) {
+      __builtin_prefetch(row, 1, 3);
+    } else {
+      __builtin_prefetch(row, 0, 3);
+    }
+  }
+}
+
 // Single: one token, from the pool to the pool. That is decode, and the only case whose every branch is decided here.
-template <class I, class S, bool VectorDecay, int Vectors, bool Single>
+template <class I, class S, bool VectorDecay, int Lanes, bool Single>
 struct HeadKernel {
   using V = typename I::V;
 
-  struct Step {
-    const S* source[kGroup];        // rows to read, null in multi-token steps that read `carry`
-    const float* carry[kGroup];
-    S* slot[kGroup];                // rows to write, slot[0] null: none
-    float* keep[kGroup];            // f32 rows to write, keep[0] null: none
-    const S* next[kGroup];          // rows of the next group, null: the dot product is of the new state
-    const float* next_carry[kGroup];
-    bool next_self;
-    const float *key, *query, *decay, *decayed;
-  };
-
-  static inline __attribute__((always_inline)) void step(const Step& s, const float* d, int64_t full, int tail, V* acc,
-                                                         V* out) {
-    const int64_t vectors = Vectors ? Vectors : full + (tail != 0);
-    V dr[kGroup], o[kGroup], a[kGroup];
-    for (int r = 0; r < kGroup; ++r) {
-      dr[r] = I::set1(d[r]);
-      o[r] = I::zero();
-      a[r] = I::zero();
-    }
-    V decay = VectorDecay ? I::zero() : I::set1(*s.decay);
-    for (int64_t j = 0; j < vectors; ++j) {
-      const int64_t whole = Vectors ? Vectors : full;
-      const V k = I::load(s.key + j * I::W);
-      const V q = I::load(s.query + j * I::W);
-      const V kd = I::load(s.decayed + j * I::W);
-      if (VectorDecay) decay = I::load(s.decay + j * I::W);
-      V x[kGroup];
-      // All rows are read before any is written: the last rows of a group may be one row several times.
-      for (int r = 0; r < kGroup; ++r) {
-        x[r] = (Single || s.source[0]) ? load_at<I>(s.source[r], j, whole, tail) : I::load(s.carry[r] + j * I::W);
-      }
-      for (int r = 0; r < kGroup; ++r) {
-        x[r] = I::fma(decay, x[r], I::mul(dr[r], k));
-        o[r] = I::fma(x[r], q, o[r]);
-      }
-      if (Single || s.slot[0]) {
-        for (int r = 0; r < kGroup; ++r) store_at<I>(s.slot[r], j, whole, tail, x[r]);
-      }
-      if (!Single && s.keep[0]) {
-        for (int r = 0; r < kGroup; ++r) I::store(s.keep[r] + j * I::W, x[r]);
-      }
-      if (!Single && s.next_self) {
-        for (int r = 0; r < kGroup; ++r) a[r] = I::fma(x[r], kd, a[r]);
-      } else if (Single || s.next[0]) {
-        for (int r = 0; r < kGroup; ++r) a[r] = I::fma(load_at<I>(s.next[r], j, whole, tail), kd, a[r]);
-      } else {
-        for (int r = 0; r < kGroup; ++r) a[r] = I::fma(I::load(s.next_carry[r] + j * I::W), kd, a[r]);
-      }
-    }
-    for (int r = 0; r < kGroup; ++r) {
-      acc[r] = a[r];
-      out[r] = o[r];
-    }
-  }
-
   static void run(const Head& h) {
-    const int64_t full = Vectors ? Vectors : h.dk / I::W;
-    const int tail = Vectors ? 0 : static_cast<int>(h.dk % I::W);
+    const int64_t full = Lanes ? Lanes / I::W : h.dk / I::W;
+    const int tail = Lanes ? 0 : static_cast<int>(h.dk % I::W);
     const int64_t vectors = full + (tail != 0);
-    const S* source = static_cast<const S*>(h.source);
-    const int64_t decay_stride = VectorDecay ? h.stride : 1;
-    const bool many = h.tokens > 1 || h.carried;
+    const S* const source = static_cast<const S*>(h.source);
+    const int tokens = Single ? 1 : h.tokens;
 
-    V acc[kGroup], out[kGroup];
-    for (int r = 0; r < kGroup; ++r) {  // the first group's first dot product
-      const int64_t row = r < h.dv ? r : h.dv - 1;
-      V a = I::zero();
+    V dot[kGroup];
+    const Group<const S, Lanes> head_rows(source, 0, h.dv, h.dk);
+    const Group<const float, Lanes> head_carried(h.carried, 0, h.dv, h.stride);
+    for (int r = 0; r < kGroup; ++r) {
+      dot[r] = I::zero();
       for (int64_t j = 0; j < vectors; ++j) {
-        const V x = source ? load_at<I>(source + row * h.dk, j, full, tail) : I::load(h.carried + row * h.stride + j * I::W);
-        a = I::fma(x, I::load(h.decayed + j * I::W), a);
+        const V x = source ? load_at<I>(head_rows[r], j, full, tail) : I::load(head_carried[r] + j * I::W);
+        dot[r] = I::fma(x, I::load(h.decayed + j * I::W), dot[r]);
       }
-      acc[r] = a;
     }
 
     for (int64_t r0 = 0; r0 < h.dv; r0 += kGroup) {
-      const int64_t after = r0 + kGroup < h.dv ? r0 + kGroup : r0;  // behind the last group: a dot product nobody reads
-      int64_t row[kGroup], next[kGroup];
-      for (int r = 0; r < kGroup; ++r) {
-        row[r] = r0 + r < h.dv ? r0 + r : h.dv - 1;
-        next[r] = after + r < h.dv ? after + r : h.dv - 1;
-      }
-      for (int t = 0; t < h.tokens; ++t) {
-        const bool last = t + 1 == h.tokens;
-        float dot[kGroup], d[kGroup];
-        I::sum4(acc, dot);
-        const float* v = h.value + t * h.v_stride + r0;
-        for (int r = 0; r < kGroup; ++r) d[r] = (v[r] - dot[r]) * h.beta[t];
+      const int64_t after = r0 + kGroup < h.dv ? r0 + kGroup : r0;  // at the end: a dot product that nobody reads
+      const Group<const S, Lanes> from(source, r0, h.dv, h.dk), next(source, after, h.dv, h.dk);
+      const Group<float, Lanes> carry(h.carried ? h.carried : h.group, h.carried ? r0 : 0, h.carried ? h.dv : kGroup,
+                                      h.stride);
+      const Group<const float, Lanes> next_carried(h.carried, after, h.dv, h.stride);
+      for (int t = 0; t < tokens; ++t) {
+        const bool last = Single || t + 1 == tokens;
+        const Group<S, Lanes> to(static_cast<S*>(h.slots[t]), r0, h.dv, h.dk);
+        const bool from_pool = Single || (t == 0 && source);
+        const bool keep = !Single && (!last || h.keep);
+        const float* const key = h.key + t * h.stride;
+        const float* const query = h.query + t * h.stride;
+        const float* const decayed = last ? h.decayed : h.decayed + (t + 1) * h.stride;
+        const float* const lane_decay = h.decay + t * h.stride;
+        const float* const value = h.value + t * h.v_stride + r0;
 
-        Step s;
-        S* slot = static_cast<S*>(h.slots[t]);
+        float sums[kGroup];
+        I::sum4(dot, sums);
+        V d[kGroup], out[kGroup];
         for (int r = 0; r < kGroup; ++r) {
-          if (Single) {
-            s.source[r] = source + row[r] * h.dk;
-            s.slot[r] = slot + row[r] * h.dk;
-            s.next[r] = source + next[r] * h.dk;
-            continue;
-          }
-          float* carry = h.carried ? h.carried + row[r] * h.stride : h.group + r * h.stride;
-          s.source[r] = t == 0 && source ? source + row[r] * h.dk : nullptr;
-          s.carry[r] = carry;
-          s.slot[r] = slot ? slot + row[r] * h.dk : nullptr;
-          s.keep[r] = many && (!last || h.keep) ? carry : nullptr;
-          s.next[r] = source ? source + next[r] * h.dk : nullptr;
-          s.next_carry[r] = source ? nullptr : h.carried + next[r] * h.stride;
+          d[r] = I::set1((value[r] - sums[r]) * h.beta[t]);
+          out[r] = dot[r] = I::zero();
         }
-        s.next_self = !last;
-        s.key = h.key + t * h.stride;
-        s.query = h.query + t * h.stride;
-        s.decay = h.decay + t * decay_stride;
-        s.decayed = last ? h.decayed : h.decayed + (t + 1) * h.stride;
-        step(s, d, full, tail, acc, out);
+        V decay = VectorDecay ? I::zero() : I::set1(h.decay[t]);
+        for (int64_t j = 0; j < vectors; ++j) {
+          const V k = I::load(key + j * I::W);
+          const V q = I::load(query + j * I::W);
+          const V kd = I::load(decayed + j * I::W);
+          if (VectorDecay) decay = I::load(lane_decay + j * I::W);
+          if (Single || (last && source)) fetch_ahead<I>(next, j, kReadAhead, Single);
+          if (!Single && to) fetch_ahead<I>(to, j, kWriteAhead, true);
+          V x[kGroup];
+          // All rows are read before any is written: the last rows of a group may be one row several times.
+          for (int r = 0; r < kGroup; ++r) {
+            x[r] = from_pool ? load_at<I>(from[r], j, full, tail) : I::load(carry[r] + j * I::W);
+          }
+          if (last && (Single || source)) {
+            for (int r = 0; r < kGroup; ++r) dot[r] = I::fma(load_at<I>(next[r], j, full, tail), kd, dot[r]);
+          } else if (last) {
+            for (int r = 0; r < kGroup; ++r) dot[r] = I::fma(I::load(next_carried[r] + j * I::W), kd, dot[r]);
+          }
+          for (int r = 0; r < kGroup; ++r) {
+            x[r] = I::fma(decay, x[r], I::mul(d[r], k));
+            out[r] = I::fma(x[r], q, out[r]);
+            if (!last) dot[r] = I::fma(x[r], kd, dot[r]);
+          }
+          if (Single || to) {
+            for (int r = 0; r < kGroup; ++r) store_at<I>(to[r], j, full, tail, x[r]);
+          }
+          if (keep) {
+            for (int r = 0; r < kGroup; ++r) I::store(carry[r] + j * I::W, x[r]);
+          }
+        }
         I::sum4(out, h.out + t * h.v_stride + r0);
       }
     }
@@ -152,9 +144,9 @@ struct HeadKernel {
 template <class I, class S, bool VectorDecay>
 void head_of(const Head& h) {
   const bool single = h.tokens == 1 && h.source && h.slots[0] && !h.carried;
-  if (h.dk == 128) {
-    if (single) return HeadKernel<I, S, VectorDecay, 128 / I::W, true>::run(h);
-    return HeadKernel<I, S, VectorDecay, 128 / I::W, false>::run(h);
+  if (h.dk == 128 && h.dv % kGroup == 0) {
+    if (single) return HeadKernel<I, S, VectorDecay, 128, true>::run(h);
+    return HeadKernel<I, S, VectorDecay, 128, false>::run(h);
   }
   if (single) return HeadKernel<I, S, VectorDecay, 0, true>::run(h);
   return HeadKernel<I, S, VectorDecay, 0, false>::run(h);
