@@ -239,8 +239,10 @@ class Cockpit:
             )
         )
         figures = [views.residency(ledger), views.traffic(ledger), views.kv_growth(ledger)]
-        if slot_books.pools(ledger) and hasattr(views, "slot_pool"):
-            figures.append(views.slot_pool(ledger))
+        if slot_books.pools(ledger):
+            figures += [views.slot_grid(ledger), views.speculation(ledger)]
+        if self.frames.peek_events:
+            figures.append(views.state_norms(ledger))
         return [HTML(words), *figures]
 
     def balance(self) -> tuple[bool, list[str]]:

@@ -110,7 +110,7 @@ function render({ model, el }) {
 
   function draw() {
     frame = 0;
-    width = el.clientWidth || 900;
+    width = (el.clientWidth || 900) - 2;  // the box has a border
     theme = look(el);
     const rows = get("rows"), columns = get("columns"), side = get("side"), palette = get("palette"), glyphs = get("glyphs");
     const high = layout(), ratio = devicePixelRatio || 1, cw = columnWidth();

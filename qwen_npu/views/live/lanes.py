@@ -19,15 +19,12 @@ _OUTWARD = ("input", "logits", "peek", "other", "pool", "kv", "recurrent", "conv
 _STATES = ("conv", "recurrent", "kv", "pool")
 GLYPHS = ["", "R", "W", "RW", "U", "UR", "UW", "URW", "P", "RP", "WP", "RWP", "UP", "URP", "UWP", "URWP"]
 PALETTE = [theme.colour(kind) for kind in theme.KINDS]
-LEGEND = [
-    *([theme.colour(kind), FULL, SOLID, "", kind] for kind in ("conv", "recurrent", "kv", "logits", "input")),
+_WORDS = [
     [theme.GREY, FULL, SOLID, "R", "read by predict"],
     [theme.GREY, HALF, SOLID, "W", "written"],
     [theme.GREY, HALF, SOLID, "U", "uploaded"],
-    [theme.GREY, IDLE, SOLID, "P", "looked at by a peek"],
     [theme.GREY, IDLE, SOLID, "", "idle"],
     [theme.GREY, IDLE, HATCHED, "", "on the host"],
-    ["#FFFFFF", EMPTY, SOLID, "", "solid arrow: up to the device; dotted arrow: down to the host"],
 ]
 
 
@@ -44,6 +41,17 @@ class Filter:
     stage: str = ""
     layer: int | None = None
     kind: str = ""
+
+
+def legend(frames: Frames) -> list[list[object]]:
+    """What the cells mean: the kinds that there are, then the signs."""
+    kinds = {row.kind for row in frames.rows}
+    told: list[list[object]] = [[theme.colour(kind), FULL, SOLID, "", kind] for kind in theme.KINDS if kind in kinds]
+    told += _WORDS
+    if frames.peek_events:
+        told.append([theme.GREY, IDLE, SOLID, "P", "looked at by a peek"])
+    told.append(["#FFFFFF", EMPTY, SOLID, "", "▲ up to the device (solid lines), ▼ down to the host (dotted)"])
+    return told
 
 
 def shown_rows(frames: Frames, chosen: Filter) -> tuple[list[Row], list[Row]]:
@@ -73,6 +81,8 @@ def lanes(frames: Frames, ticks: Sequence[int], cursor: int, chosen: Filter, pic
         return Picture(line="Nothing to show yet: press Run or Step.")
     device, host = shown_rows(frames, chosen)
     first, last = ticks[0], ticks[-1]
+    # A host array is a row only while it plays a part; buffers of the device keep their places.
+    host = [row for row in host if row.id == picked or frames.codes[row.number, first : last + 1].any()]
     width = last - first + 1
     rows = [{"id": row.id, "label": row.id, "band": False, "bus": False} for row in device]
     rows.append({"id": "", "label": "device ▲ bus ▼ host", "band": False, "bus": True})

@@ -106,7 +106,6 @@ class Panel:
             title="Where the buffers live",
             palette=lanes.PALETTE,
             glyphs=lanes.GLYPHS,
-            legend=lanes.LEGEND,
         )
         self.slots = Grid(
             tip=self._slot_tip,
@@ -127,7 +126,9 @@ class Panel:
                 w.jslink((self.play, "interval"), (grid, "interval")),
             ]
         self._links.append(w.jslink((self.play, "value"), (self.slider, "value")))
-        self._slots_box = w.VBox([_head("Slots of the pool"), self.slots], layout=w.Layout(display="none"))
+        self._slots_box = w.VBox(
+            [_head("Slots of the pool"), self.slots], layout=w.Layout(display="none", overflow="hidden")
+        )
         self._norms_box = w.VBox([], layout=w.Layout(display="none"))
         self.widget = self._laid_out()
         self._thumbnail()
@@ -220,6 +221,7 @@ class Panel:
         ticks = lanes.shown_ticks(frames, cursor, self.lanes.span, chosen, self._window)
         self._window = ticks[0] if ticks else None
         picked = self.lanes.picked
+        self.lanes.legend = lanes.legend(frames)
         self.lanes.show(lanes.lanes(frames, ticks, cursor, chosen, picked), len(frames.ticks))
         if cockpit.books is not None and cockpit.books.size:
             self._slots_box.layout.display = "flex"

@@ -42,6 +42,11 @@ def pool(frames: Frames, books: History, ticks: Sequence[int], cursor: int, pick
         f"{frames.ticks[cursor].label}: {told['free']} free + {told['live']} live + {told['snapshot']} snapshot = "
         f"{told['total']} of {books.size} slots"
     )
+    done = [accept for accept in books.accepts if accept.seq < _end(frames, cursor)]
+    drafted = sum(accept.drafted for accept in done)
+    if drafted:
+        kept = drafted - sum(accept.rejected for accept in done)
+        line += f"  ·  {kept} of {drafted} drafts accepted so far ({kept / drafted:.0%})"
     number = int(picked.removeprefix("slot ")) if picked.startswith("slot ") else -1
     if 0 <= number < len(now):
         line += f"  ·  slot {number}: {words(now[number])}"
@@ -60,9 +65,13 @@ def pool(frames: Frames, books: History, ticks: Sequence[int], cursor: int, pick
 
 def slots_at(frames: Frames, books: History, tick: int) -> tuple[Slot, ...]:
     """The slots at the end of a tick."""
-    end = frames.ticks[tick + 1].first_seq - 1 if tick + 1 < len(frames.ticks) else frames.last_seq
-    at = bisect_right(books.rounds, end, key=lambda one: one.seq) - 1
+    at = bisect_right(books.rounds, _end(frames, tick) - 1, key=lambda one: one.seq) - 1
     return books.rounds[max(at, 0)].slots
+
+
+def _end(frames: Frames, tick: int) -> int:
+    """The first event behind a tick."""
+    return frames.ticks[tick + 1].first_seq if tick + 1 < len(frames.ticks) else frames.last_seq + 1
 
 
 def words(slot: Slot) -> str:
