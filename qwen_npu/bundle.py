@@ -128,6 +128,13 @@ class Bundle:
         name = f"peek-b{sequences}-s{slots}-{_checked(numerics)}"
         return self._on_demand(name, partial(peek_pools_graph, self.spec, numerics, **sizes))
 
+    def tap(self, linear_layer: int) -> Path:
+        """Prefill with the recurrence of one linear layer (counted from 0) laid open (`contract.tap`), in f32."""
+        from qwen_npu.graphs.tap import tap_graph
+
+        make = partial(tap_graph, self.spec, self.path("prefill", numerics="f32"), linear_layer)
+        return self._on_demand(f"tap-{linear_layer}", make)
+
     def _on_demand(self, name: str, make: Callable[[], bytes]) -> Path:
         """A graph beside the weights it refers to, with its digest in a file of its own that is written first."""
         path = self.directory / f"{name}-{_builder_digest()[:8]}.onnx"

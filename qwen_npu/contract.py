@@ -173,6 +173,23 @@ def prefill(spec: ModelSpec, numerics: Numerics, *, all_logits: bool = False) ->
     )
 
 
+def tap(spec: ModelSpec) -> GraphContract:
+    """Prefill in f32 that gives what one linear layer's recurrence takes and makes, head by head; see `graphs.tap`."""
+    return GraphContract(
+        "prefill",
+        prefill(spec, "f32").inputs,
+        (
+            TensorContract("query", "float32", ("S", spec.nk, spec.dk)),
+            TensorContract("key", "float32", ("S", spec.nk, spec.dk)),
+            TensorContract("value", "float32", ("S", spec.nv, spec.dv)),
+            TensorContract("beta", "float32", ("S", spec.nv)),
+            TensorContract("g", "float32", ("S", spec.nv)),
+            TensorContract("out", "float32", ("S", spec.nv, spec.dv)),
+            TensorContract("final_state", "float32", (1, spec.nv, spec.dv, spec.dk)),
+        ),
+    )
+
+
 def decode(spec: ModelSpec, numerics: Numerics, capacity: int | None) -> GraphContract:
     """One token. `capacity` is the fixed KV length in tokens; None is the growing graph."""
     past: Dim = capacity if capacity is not None else "L"

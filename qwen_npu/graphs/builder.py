@@ -120,9 +120,9 @@ class Graph(Nodes):
         self._placed: set[str] = set()
         self._dtypes = {tensor.name: tensor.dtype for tensor in (*contract.inputs, *contract.outputs)}
         for tensor in contract.inputs:
-            self._model.graph.input.append(_value_info(tensor))
+            self._model.graph.input.append(value_info(tensor))
         for tensor in contract.outputs:
-            self._model.graph.output.append(_value_info(tensor))
+            self._model.graph.output.append(value_info(tensor))
 
     def scope(self, prefix: str) -> None:
         """Nodes made from now on have names that begin with `prefix`."""
@@ -201,7 +201,7 @@ def value_type(dtype: str, shape: Sequence[int | str] | None = None) -> Any:
     return proto
 
 
-def _value_info(tensor: TensorContract) -> Any:
+def value_info(tensor: TensorContract) -> Any:
     return onnx.ValueInfoProto(name=tensor.name, type=value_type(tensor.dtype, tensor.shape))
 
 
@@ -222,6 +222,9 @@ def _set_attribute(attribute: Any, key: str, value: Any) -> None:
         attribute.g.CopyFrom(value)
     elif isinstance(value, Mapping):  # {"ref": name}: the attribute of the function
         attribute.type, attribute.ref_attr_name = kinds.FLOAT, value["ref"]
+    elif value and all(isinstance(item, str) for item in value):
+        attribute.type = kinds.STRINGS
+        attribute.strings.extend(item.encode() for item in value)
     else:
         attribute.type = kinds.INTS
         attribute.ints.extend(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -15,10 +16,31 @@ from qwen_npu.graphs.weights import WeightTable
 from qwen_npu.spec import ModelSpec, Numerics
 
 
-def prefill_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, all_logits: bool = False) -> bytes:
-    """Any number of tokens, left-padded or not; pads leave no trace in any state but their own rows of the KV."""
+class Cache(Protocol):
+    """How a decode graph reads and writes the KV."""
+
+    def attend(self, query: str, key: str, value: str) -> str:
+        """See `layers.Attend`; called once for each full layer, in their order."""
+
+    def write(self, numerics: Numerics) -> None:
+        """Makes the output `present_kv_cache`."""
+
+
+def prefill_graph(
+    spec: ModelSpec,
+    numerics: Numerics,
+    weights: WeightTable,
+    *,
+    all_logits: bool = False,
+    state_dtype: str = "",
+) -> bytes:
+    """Any number of tokens, left-padded or not; pads leave no trace in any state but their own rows of the KV.
+
+    `state_dtype` is that of the recurrent state at the node; if not given that of `numerics`.
+    """
+    state_dtype = state_dtype or contract.half(numerics)
     g = Graph(contract.prefill(spec, numerics, all_logits=all_logits), weights)
-    g.add_function(chunk_function(spec, Packed(tokens=None), contract.half(numerics)))
+    g.add_function(chunk_function(spec, Packed(tokens=None), state_dtype))
     ids, x = layers.embed(g)
     keep = g.reshape(g.cast(ATTENTION_MASK, "float32"), -1, 1)
     x = g.mul(_place_image(g, spec, ids, x), keep)  # a pad is a row of zeros, here and after every layer
@@ -28,7 +50,7 @@ def prefill_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, 
     conv: list[str] = []
     recurrent: list[str] = []
     kv: list[str] = []
-    start = g.const(np.zeros((1, spec.nv, spec.dv, spec.dk), contract.half(numerics)))
+    start = g.const(np.zeros((1, spec.nv, spec.dv, spec.dk), state_dtype))
 
     def recur(query: str, key: str, value: str, beta: str, decay: str) -> str:
         out, state = chunk_node(g, spec, (query, key, value, beta, decay), start, length)
@@ -54,16 +76,28 @@ def prefill_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, 
     layers.head(g, spec, x, 1, -1)
     stack = g.reshape(g.concat(conv, axis=0), len(conv), 1, spec.conv_kernel - 1, spec.conv_lanes)
     g.finish_as(PRESENT["conv"], "Transpose", [stack], perm=[0, 1, 3, 2])
-    _write_recurrent(g, spec, recurrent, numerics)
+    _write_recurrent(g, spec, recurrent, state_dtype)
     g.finish_as(PRESENT["kv"], "Concat", [g.op("Unsqueeze", [piece, g.ints(0)]) for piece in kv], axis=0)
     return g.serialize()
 
 
-def decode_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, capacity: int | None) -> bytes:
-    """One token. `capacity` None: the KV grows by one; else it is fixed and written at the mask's last one."""
+def decode_graph(
+    spec: ModelSpec,
+    numerics: Numerics,
+    weights: WeightTable,
+    *,
+    capacity: int | None,
+    state_dtype: str = "",
+    cache: Callable[[Graph, ModelSpec, int], Cache] | None = None,
+) -> bytes:
+    """One token. `capacity` None: the KV grows by one; else it is fixed and written at the mask's last one.
+
+    `state_dtype` is that of the recurrent state at the node; if not given that of `numerics`. `cache` takes the place
+    of the fixed KV's plain ops.
+    """
+    state_dtype = state_dtype or contract.half(numerics)
     g = Graph(contract.decode(spec, numerics, capacity), weights)
-    half = contract.half(numerics)
-    g.add_function(recurrent_function(spec, Packed(), half))
+    g.add_function(recurrent_function(spec, Packed(), state_dtype))
     _, x = layers.embed(g)
     tables = layers.rope(g, spec)
     linear, taps = len(spec.linear_layers), spec.conv_kernel - 1
@@ -73,14 +107,13 @@ def decode_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, c
     carried = g.op("ReduceSum", [g.mul(past_conv, g.weight("conv_past")), g.ints(3)], keepdims=0)
     from_past = g.split(g.reshape(carried, linear, spec.conv_lanes), (1,) * linear, axis=0)
     states = g.transpose(PAST["recurrent"], 0, 1, 2, 4, 3)
-    if numerics == "device":
-        states = g.cast(states, half)
+    if state_dtype != "float32":
+        states = g.cast(states, state_dtype)
     pools = g.split(g.reshape(states, linear, spec.nv, spec.dv, spec.dk), (1,) * linear, axis=0)
-    past_kv, bias, write_kv = _kv_policy(g, spec, capacity)
+    kv = cache(g, spec, capacity) if cache and capacity else _PlainCache(g, spec, capacity)
     one, slot = g.const(np.ones(1, np.int64)), g.const(np.zeros(1, np.int64))
     conv: list[str] = []
     recurrent: list[str] = []
-    kv: list[str] = []
 
     def convolution(layer: int) -> Callable[[str], str]:
         def convolve(qkv: str) -> str:
@@ -96,27 +129,20 @@ def decode_graph(spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, c
         recurrent.append(state)
         return out
 
-    def attend(query: str, key: str, value: str) -> str:
-        query, key, value = _apart(g, spec, query, key, value, tokens=1)
-        past = (past_kv[len(kv)], past_kv[len(kv) + 1])
-        kv.extend((key, value))
-        return layers.attention(g, query, key, value, past=past, tokens=1, bias=bias)
-
     for layer, kind in enumerate(spec.layer_types):
         g.scope(f"layers.{layer}/")
         if kind == "linear_attention":
             x = layers.linear_layer(g, spec, layer, x, convolution(layer), recur)
         else:
-            x = layers.full_layer(g, spec, layer, x, tables, attend)
+            x = layers.full_layer(g, spec, layer, x, tables, kv.attend)
         x = layers.mlp(g, spec, layer, x)
     g.scope("")
     layers.head(g, spec, x, 1, 1)
     new = g.reshape(g.concat(conv, axis=0), linear, 1, spec.conv_lanes, 1)
     kept = g.op("Slice", [past_conv, g.ints(1), g.ints(taps), g.ints(3)])
     g.finish_as(PRESENT["conv"], "Concat", [kept, new], axis=3)
-    _write_recurrent(g, spec, recurrent, numerics)
-    stack = g.reshape(g.concat(kv, axis=0), len(kv), 1, spec.kv_heads, 1, spec.head_dim)
-    write_kv(stack if numerics == "f32" else g.cast(stack, half))
+    _write_recurrent(g, spec, recurrent, state_dtype)
+    kv.write(numerics)
     return g.serialize()
 
 
@@ -171,34 +197,55 @@ def _prompt_convolution(g: Graph, spec: ModelSpec, layer: int, states: list[str]
     return convolve
 
 
-def _kv_policy(g: Graph, spec: ModelSpec, capacity: int | None) -> tuple[list[str], str, Callable[[str], None]]:
+class _PlainCache:
     """The past K and V of each full layer in f32, the bias of the scores, and how the new ones are written."""
-    rows = 2 * len(spec.full_layers)
-    past, present = PAST["kv"], PRESENT["kv"]
-    if capacity is None:
-        bias = g.mul(g.sub(g.cast(ATTENTION_MASK, "float32"), g.number(1.0)), g.number(layers.HIDDEN_SCORE))
-        valid = past
-    else:
-        bias = ""
-        position = g.sub(g.op("ReduceSum", [ATTENTION_MASK, g.ints(1)], keepdims=0), g.ints(1))
-        valid = g.op("Slice", [past, g.ints(0), position, g.ints(3)])  # what lies behind the position is never read
-    pieces = g.split(g.op("Squeeze", [g.wide(valid, past), g.ints(1)]), (1,) * rows, axis=0)
 
-    def write(stack: str) -> None:
+    def __init__(self, g: Graph, spec: ModelSpec, capacity: int | None) -> None:
+        self._g, self._spec = g, spec
+        self._new: list[str] = []
+        self._rows = 2 * len(spec.full_layers)
+        past = PAST["kv"]
+        self._position = ""
         if capacity is None:
+            hidden = g.sub(g.cast(ATTENTION_MASK, "float32"), g.number(1.0))
+            self._bias = g.mul(hidden, g.number(layers.HIDDEN_SCORE))
+            valid = past
+        else:
+            self._bias = ""
+            self._position = newest_position(g)
+            # what lies behind the position is never read
+            valid = g.op("Slice", [past, g.ints(0), self._position, g.ints(3)])
+        self._past = g.split(g.op("Squeeze", [g.wide(valid, past), g.ints(1)]), (1,) * self._rows, axis=0)
+
+    def attend(self, query: str, key: str, value: str) -> str:
+        g = self._g
+        query, key, value = _apart(g, self._spec, query, key, value, tokens=1)
+        past = (self._past[len(self._new)], self._past[len(self._new) + 1])
+        self._new += [key, value]
+        return layers.attention(g, query, key, value, past=past, tokens=1, bias=self._bias)
+
+    def write(self, numerics: Numerics) -> None:
+        g, spec, past, present = self._g, self._spec, PAST["kv"], PRESENT["kv"]
+        stack = g.reshape(g.concat(self._new, axis=0), self._rows, 1, spec.kv_heads, 1, spec.head_dim)
+        if numerics == "device":
+            stack = g.cast(stack, contract.half(numerics))
+        if not self._position:
             g.concat([past, stack], axis=3, out=present)
             return
-        place = np.moveaxis(np.indices((rows, 1, spec.kv_heads, 1), np.int64), 0, -1)
+        place = np.moveaxis(np.indices((self._rows, 1, spec.kv_heads, 1), np.int64), 0, -1)
         along = g.const(np.array([0, 0, 0, 1], np.int64))
-        g.op("ScatterND", [past, g.add(g.mul(position, along), g.const(place)), stack], out=present)
-
-    return pieces, bias, write
+        g.op("ScatterND", [past, g.add(g.mul(self._position, along), g.const(place)), stack], out=present)
 
 
-def _write_recurrent(g: Graph, spec: ModelSpec, states: list[str], numerics: Numerics) -> None:
+def newest_position(g: Graph) -> str:
+    """[1] i64: where a fixed cache takes the new token, the place of the mask's last one."""
+    return g.sub(g.op("ReduceSum", [ATTENTION_MASK, g.ints(1)], keepdims=0), g.ints(1))
+
+
+def _write_recurrent(g: Graph, spec: ModelSpec, states: list[str], dtype: str) -> None:
     """[NV,DV,DK] states of the layers as the model-facing [layers,1,NV,DK,DV], always f32."""
     stack = g.concat(states, axis=0)
-    if numerics == "device":
+    if dtype != "float32":
         stack = g.cast(stack, "float32")
     stack = g.reshape(stack, len(states), 1, spec.nv, spec.dv, spec.dk)
     g.transpose(stack, 0, 1, 2, 4, 3, out=PRESENT["recurrent"])

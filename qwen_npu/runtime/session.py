@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from qwen_npu.driver import open_driver
 from qwen_npu.driver.protocol import Driver
 from qwen_npu.driver.recording import RecordingDriver
@@ -16,9 +18,12 @@ from qwen_npu.errors import StateError, UsageError
 from qwen_npu.runtime.context import KvPolicy, RunContext, StatePlace
 from qwen_npu.runtime.drafts import Drafter
 from qwen_npu.runtime.generation import Generation
-from qwen_npu.runtime.inputs import InputProcessor, choose_bucket
+from qwen_npu.runtime.images import PreparedImage
+from qwen_npu.runtime.inputs import Feed, InputProcessor, choose_bucket
+from qwen_npu.runtime.prompt import stage_of
 from qwen_npu.runtime.results import GenerateResult
 from qwen_npu.runtime.speculative import MOST_DRAFTS, SpeculativeGroup
+from qwen_npu.runtime.stages import run_vision
 from qwen_npu.runtime.states import HeldStates, StateArrays
 from qwen_npu.spec import NUMERICS, Numerics
 
@@ -113,7 +118,7 @@ class Session:
         self._release_states()
         self.driver.close()
 
-    def generate(self, prompt: str | Sequence[int], image: Any = None, **options: Any) -> GenerateResult:
+    def generate(self, prompt: str | Sequence[int] | Feed, image: Any = None, **options: Any) -> GenerateResult:
         """Runs a generation to its end; arguments as `stream`."""
         generation = self.stream(prompt, image, **options)
         for _ in generation:
@@ -122,7 +127,7 @@ class Session:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Feed,
         image: Any = None,
         *,
         max_new_tokens: int = 64,
@@ -134,7 +139,8 @@ class Session:
         """Starts a greedy generation. Everything the user can get wrong is checked before a model is loaded.
 
         Args:
-            prompt: text for the chat template, or token ids taken as they are.
+            prompt: text for the chat template, token ids taken as they are, or a feed of `session.inputs` (no image
+                then).
             image: path, PIL image or u8 array, None for text only.
             max_new_tokens: most tokens of the answer, at least 1.
             ignore_eos: go on after end of text.
@@ -150,13 +156,18 @@ class Session:
         chooser = self.context.chooser(
             max_new_tokens, ignore_eos=ignore_eos, force_tokens=force_tokens, want_logits=logits
         )
-        feed = self.inputs.feed(prompt, image)
+        feed = prompt if isinstance(prompt, Feed) else self.inputs.feed(prompt, image)
         bucket = choose_bucket(len(feed.tokens), self.bundle.buckets, self.bundle.capacity)
         notes = list(self.notes)
         if feed.image is not None and feed.image.note:
             notes.append(f"picture {feed.image.note}")
         self._release_states()
         return Generation(self.context, feed, bucket, chooser, notes, self._hold, drafter)
+
+    def embed(self, image: PreparedImage) -> np.ndarray:
+        """`image_embeds` [tokens of the picture, hidden]: the vision stage alone."""
+        with stage_of(self.context, "vision", image.grid) as model:
+            return run_vision(self.driver, model, image.pixel_values)
 
     def group(self, *, drafts: int, sequences: int = 1, poison: bool = True) -> SpeculativeGroup:
         """Several sequences that decode together with up to `drafts` drafts each; free it when done."""

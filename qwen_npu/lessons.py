@@ -1,0 +1,116 @@
+"""What the notebooks provoke on purpose or lay open: wrong orders, wrong padding, the recurrence of one layer.
+
+Nothing else in the package uses it. Everything runs the bundle's own graphs through the session's driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from qwen_npu import contract
+from qwen_npu.errors import UsageError
+from qwen_npu.runtime.images import PreparedImage
+from qwen_npu.runtime.inputs import Feed, choose_bucket
+from qwen_npu.runtime.prompt import stage_of
+from qwen_npu.runtime.session import Session
+from qwen_npu.runtime.stages import PrefillResult, open_stage, run_prefill
+from qwen_npu.runtime.states import StateArrays
+
+
+def in_raster_order(image: PreparedImage, merge: int) -> PreparedImage:
+    """The picture with its patches row by row, as one might expect them, instead of in merge blocks: the wrong
+    order."""
+    rows, columns = image.grid
+    blocks = np.arange(rows * columns).reshape(rows // merge, columns // merge, merge, merge)
+    place = blocks.transpose(0, 2, 1, 3).reshape(-1)  # raster index -> index in merge-block order
+    return dataclasses.replace(image, pixel_values=np.ascontiguousarray(image.pixel_values[place]))
+
+
+def embeddings_of(session: Session, feed: Feed) -> np.ndarray | None:
+    """The picture's embeddings, None without one."""
+    return None if feed.image is None else session.embed(feed.image)
+
+
+def prefill_in_bucket(session: Session, feed: Feed, bucket: int) -> tuple[PrefillResult, StateArrays]:
+    """Prefill left-padded to a bucket of one's choosing; also its states with the pads' KV dropped."""
+    embeds = embeddings_of(session, feed)
+    with stage_of(session.context, "prefill") as model:
+        result = run_prefill(session.driver, model, feed.tokens, feed.positions, embeds, bucket)
+    return result, result.states._replace(kv=result.states.kv[..., result.pads :, :])
+
+
+def prefill_right_padded(session: Session, feed: Feed, pad_tokens: int) -> StateArrays:
+    """Prefill of the prompt with `pad_tokens` zeros BEHIND it: what naive padding to a bucket does. KV of pads
+    dropped."""
+    if pad_tokens < 0:
+        raise UsageError(f"{pad_tokens} pad tokens", expected="0 or more")
+    length = len(feed.tokens)
+    tokens = np.concatenate([feed.tokens, np.zeros(pad_tokens, np.int64)])
+    after = feed.positions[..., -1:] + 1 + np.arange(pad_tokens)
+    positions = np.concatenate([feed.positions, after], axis=-1)
+    embeds = embeddings_of(session, feed)
+    with stage_of(session.context, "prefill") as model:
+        result = run_prefill(session.driver, model, tokens, positions, embeds, len(tokens))
+    return result.states._replace(kv=result.states.kv[..., :length, :])
+
+
+def largest_difference(ours: StateArrays, reference: StateArrays) -> dict[str, float]:
+    """For each state the largest difference, relative to the reference's largest value."""
+    return {
+        kind: float(np.abs(a.astype(np.float64) - b).max() / max(float(np.abs(b).max()), 1e-30))
+        for kind, a, b in zip(contract.STATE_KINDS, ours, reference, strict=True)
+    }
+
+
+class Recurrence(NamedTuple):
+    """What one linear layer's recurrence took and made over a prompt, in f32.
+
+    query, key [S, NK, DK] (L2-normalised), value [S, NV, DV], beta, g [S, NV], out [S, NV, DV],
+    final_state [1, NV, DV, DK].
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    beta: np.ndarray
+    g: np.ndarray
+    out: np.ndarray
+    final_state: np.ndarray
+
+
+def recurrence_of(session: Session, feed: Feed, linear_layer: int) -> Recurrence:
+    """The model's own q, k, v, beta and g at one linear layer (counted from 0), for an unpadded prompt."""
+    bundle = session.bundle
+    choose_bucket(len(feed.tokens), bundle.buckets, bundle.capacity)
+    embeds = embeddings_of(session, feed)
+    if embeds is None:
+        embeds = np.zeros((1, bundle.spec.hidden), np.float32)
+    with open_stage(session.driver, bundle.tap(linear_layer), "tap", contract.tap(bundle.spec)) as model:
+        arrays = (feed.tokens[None], np.ones((1, len(feed.tokens))), feed.positions, embeds)
+        feeds = [
+            session.driver.wrap(array.astype(info.dtype), name=info.name, buffer=f"input.{info.name}")
+            for array, info in zip(arrays, model.inputs, strict=True)
+        ]
+        model.resize([tensor.shape for tensor in feeds])
+        return Recurrence(*(session.driver.download(result) for result in model.predict(feeds)))
+
+
+def states_over_tokens(recurrence: Recurrence, head: int) -> np.ndarray:
+    """The state of one value head after each token, [S, DV, DK]: the recurrence written out, one line a rule.
+
+    Source: the gated delta rule as in `rgdr.reference`.
+    """
+    _, _, value, beta, g, _, _ = recurrence
+    repeat = value.shape[1] // recurrence.key.shape[1]
+    state = np.zeros(recurrence.final_state.shape[2:])
+    states = np.empty((len(value), *state.shape))
+    for t in range(len(value)):
+        key = recurrence.key[t, head // repeat].astype(np.float64)
+        state = state * np.exp(np.float64(g[t, head]))
+        delta = (value[t, head] - state @ key) * beta[t, head]
+        state = state + np.outer(delta, key)
+        states[t] = state
+    return states
