@@ -1,7 +1,8 @@
 """RecurrentGatedDeltaRule and ChunkGatedDeltaRule on the CPU: check everything, then compute, then return.
 
-Nothing is written before all checks have passed. The native kernel (distribution qwen-npu-kernels) computes when it is
-installed; otherwise `reference.recurrence` does, in f32 as well. Set QWEN_NPU_KERNELS=0 to leave it out.
+Nothing is written before all checks have passed. A right call of the usual kind is checked and run by the native kernel
+(distribution qwen-npu-kernels) in one go; every other call comes through the checks here, which name what is wrong.
+Without the native kernel `reference.recurrence` computes, in f32 as well. Set QWEN_NPU_KERNELS=0 to leave it out.
 """
 
 from __future__ import annotations
@@ -87,6 +88,25 @@ def recurrent_gated_delta_rule(
         OpTypeError: a wrong type or dtype.
         OpError: a wrong shape, layout or value.
     """
+    kernel = native()
+    if kernel is not None and pad_slot is None and compat is None and on_error == "raise" and type(value) is np.ndarray:
+        # The usual case at once: the kernel checks the whole call, and leaves it alone unless everything is right.
+        place = np.empty(value.shape, value.dtype) if out is None else out
+        if type(scale) is float and kernel.step(
+            query,
+            key,
+            value,
+            beta,
+            state,
+            actual_seq_lengths,
+            ssm_state_indices,
+            g,
+            gk,
+            num_accepted_tokens,
+            scale,
+            place,
+        ):
+            return place
     if compat is not None and compat != "310p":
         raise OpError(f"compat={compat!r}", expected='None or "310p"', fix="leave it out for the strict op")
     if on_error != "raise" and on_error != "skip":

@@ -1,6 +1,7 @@
 """The gated delta rule on the CPU: a native kernel for NumPy arrays, and the same kernel as an onnxruntime op library.
 
-Use it through `qwen_npu.rgdr`, which checks its arguments; `run` here takes a call that was already checked.
+Use it through `qwen_npu.rgdr`, which names what is wrong with a call: `step` here only says that it did not run it, and
+`run` takes a call that was already checked.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from qwen_npu_kernels._native import (
     run,
     select_instruction_set,
     set_threads,
+    step,
     threads,
 )
 
@@ -24,6 +26,7 @@ __all__ = [
     "run",
     "select_instruction_set",
     "set_threads",
+    "step",
     "threads",
 ]
 __version__ = "0.1.0"

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core.hpp"
+
 namespace qwen_npu {
 
 // Integers as they come from a graph: 32 or 64 bits.
@@ -23,7 +25,7 @@ struct Plan {
 
 // Fills `plan`, or returns what is wrong (empty: nothing). Reads follow the op's contract: with `accepted` a sequence goes
 // on from the slot at position accepted-1 of its row (0 reads like 1). `row_width` 0: flat indices of `tokens` entries.
-std::string plan_recurrent(Plan& plan, int64_t tokens, int64_t slots, int64_t sequences, Integers lengths,
+QWEN_NPU_EXPORT std::string plan_recurrent(Plan& plan, int64_t tokens, int64_t slots, int64_t sequences, Integers lengths,
                            Integers indices, int64_t row_width, const Integers* accepted, int64_t max_length);
 
 // Sequence i reads state i and leaves its last state there; any length, 0 too.
