@@ -57,7 +57,7 @@ class Lab:
             "JUPYTER_DATA_DIR": str(home / "data"),
             "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
             "IPYTHONDIR": str(home / "ipython"),
-            **{name: f"http://127.0.0.1:{self.trap.port}" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY")},
+            **dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), f"http://127.0.0.1:{self.trap.port}"),
             "no_proxy": "127.0.0.1,localhost",
         }
         environment.pop("QWEN_NPU_HEADLESS", None)
