@@ -82,7 +82,7 @@ def assert_same(arguments: dict[str, Any], **options: Any) -> twin.TwinResult:
         np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs))
         a, b = np.nan_to_num(ours.astype(np.float64)), np.nan_to_num(theirs.astype(np.float64))
         # Both compute in f32 and round once: they differ where a rounding falls on the other side, by one unit.
-        assert np.mean(a != b) <= 0.01
+        assert np.count_nonzero(a != b) <= a.size / 50 + 2
         np.testing.assert_allclose(a, b, rtol=2**-10, atol=2**-20)
     return result
 
