@@ -100,15 +100,16 @@ class Model:
         if count != len(inputs):
             _check_input_kinds(inputs)
             raise RuntimeError(f"model input len:{count} not equal input len:{len(inputs)}!")
-        cores = [self._core(index, value) for index, value in enumerate(inputs)]
+        cores = [
+            value._tensor or _built(value) if type(value) is Tensor else self._core(index, value)
+            for index, value in enumerate(inputs)
+        ]
         given: list[_Core] = []
-        if outputs:
+        if outputs is not None:
             if not isinstance(outputs, list):
                 raise TypeError(f"outputs must be list, but got {type(outputs)}.")
             check_elements("outputs", outputs, Tensor)
-            given = [_built(tensor) for tensor in outputs]
-        elif outputs is not None and not isinstance(outputs, list):
-            raise TypeError(f"outputs must be list, but got {type(outputs)}.")
+            given = [tensor._tensor or _built(tensor) for tensor in outputs]
         if target is None:
             raise RuntimeError("predict failed!")
         if not self._running.acquire(blocking=False):

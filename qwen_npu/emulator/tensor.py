@@ -196,8 +196,8 @@ class _Core:
         view: np.ndarray = np.asarray(_Window(self.data, writeable=writeable))
         if self.views is not None:
             self.views.append(weakref.ref(view))
-            _handed_out[id(view)] = self
-            weakref.finalize(view, _handed_out.pop, id(view), None).atexit = False
+            handed_out[id(view)] = self
+            weakref.finalize(view, handed_out.pop, id(view), None).atexit = False
         return view
 
     def _download(self) -> np.ndarray:
@@ -244,17 +244,17 @@ class _Core:
             self.sign()
 
 
-_handed_out: dict[int, _Core] = {}
+handed_out: dict[int, _Core] = {}
 """id of a living view -> the core it shows; entries go with the view."""
 
 
 def core_of_view(array: np.ndarray) -> _Core | None:
     """The model's own output that an array looks at, through any number of slices."""
-    if not _handed_out:
+    if not handed_out:
         return None
     current: Any = array
     while isinstance(current, np.ndarray):
-        core = _handed_out.get(id(current))
+        core = handed_out.get(id(current))
         if core is not None:
             return core
         current = current.base
