@@ -1,6 +1,8 @@
 // What a generated file of mutants needs around it, and how it hands them over.
 #pragma once
 
+#define RGDR_NO_BFLOAT16  // as the build for 310P
+
 #include "harness.h"
 
 struct Mutant {

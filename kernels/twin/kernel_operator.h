@@ -23,6 +23,3 @@ inline int64_t GetBlockNum() { return static_cast<int64_t>(twin::core().launch.b
 #define GET_TILING_DATA_WITH_STRUCT(Type, variable, address) \
     Type variable;                                           \
     std::memcpy(&variable, address, sizeof(Type))
-
-enum { KERNEL_TYPE_AIV_ONLY };
-#define KERNEL_TASK_TYPE_DEFAULT(value) (void)value

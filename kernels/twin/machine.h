@@ -54,7 +54,8 @@ struct Ownership {
 
 struct GmTensor {
     std::string name;
-    uint64_t hidden = 0;        // bytes in front of `data` that the tensor has but the twin does not hold
+    uint64_t hidden = 0;        // bytes in front of `data` that the tensor has but the twin does not hold; where there
+                                // are such, findings count bytes from the first one held
     std::vector<uint8_t> data;
     std::vector<Tag> tags;      // by two bytes
     Ownership ownership;        // units are counted from the first byte held

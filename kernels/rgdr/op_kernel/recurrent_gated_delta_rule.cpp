@@ -7,7 +7,9 @@ extern "C" __global__ __aicore__ void recurrent_gated_delta_rule(
     GM_ADDR ssm_state_indices, GM_ADDR g, GM_ADDR gk, GM_ADDR num_accepted_tokens, GM_ADDR out, GM_ADDR state_out,
     GM_ADDR workspace, GM_ADDR tiling) {
     (void)workspace;
-    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+#if defined(__CCE_AICORE__) && __CCE_AICORE__ == 220
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);  // 910B has its vector cores apart; 310P has no such choice
+#endif
     REGISTER_TILING_DEFAULT(RecurrentGatedDeltaRuleTilingData);
     GET_TILING_DATA_WITH_STRUCT(RecurrentGatedDeltaRuleTilingData, tilingData, tiling);
     AscendC::TPipe pipe;
