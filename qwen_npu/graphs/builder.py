@@ -222,7 +222,7 @@ def _set_attribute(attribute: Any, key: str, value: Any) -> None:
         attribute.g.CopyFrom(value)
     elif isinstance(value, Mapping):  # {"ref": name}: the attribute of the function
         attribute.type, attribute.ref_attr_name = kinds.FLOAT, value["ref"]
-    elif value and all(isinstance(item, str) for item in value):
+    elif all(isinstance(item, str) for item in value):  # an empty list is one of names
         attribute.type = kinds.STRINGS
         attribute.strings.extend(item.encode() for item in value)
     else:

@@ -3,15 +3,16 @@ the vendor's converter, and an unfused graph on the device.
 
 What is rewritten, and why (each was seen to fail, or to be wrong, on MindSpore Lite 2.0.0):
 
-* `RecurrentGatedDeltaRule` becomes one step; `ChunkGatedDeltaRule` becomes one chunk over the whole bucket, with the
-  inverse of its triangular system by block doubling (a power series is wrong by 1e7 where keys are alike).
+* `RecurrentGatedDeltaRule` becomes one step; `ChunkGatedDeltaRule` becomes chunks of a bucket that is known
+  (unfused.py), or one chunk over a length known when the graph runs, with the inverse of its triangular system by block
+  doubling (a power series is wrong by 1e7 where keys are alike).
 * Cos(x) becomes Sin(x + pi/2): the runtime's Cos is off by up to 1.8e-3.
 * The valid part of a fixed KV cache is not sliced, as no size may depend on data; the scores behind it are masked.
 * A Cast to bool becomes a comparison with 0: there is no kernel for it.
 * Gemm with a bias that is no vector (a residual, positions) becomes MatMul and Add.
-* Weights are put into the file.
+* `lower` puts the weights into the file; `lower_model` leaves them where they are.
 
-Graphs must be of numerics "f32" and hold one sequence.
+Graphs must hold one sequence, and their nodes of the recurrence an f32 state; f16 inputs are only for the device.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from qwen_npu.contract import ATTENTION_MASK, OP_DOMAIN, PAST
+from qwen_npu.contract import ATTENTION_MASK, INPUT_IDS, OP_DOMAIN, PAST
 from qwen_npu.errors import ConversionError
 from qwen_npu.graphs.builder import Nodes, tensor_proto
 from qwen_npu.graphs.layers import HIDDEN_SCORE
 from qwen_npu.graphs.nodes import CHUNK, RECURRENT
+from qwen_npu.graphs.unfused import chunked, triangles
 from qwen_npu.spec import ModelSpec
 
 LONGEST_CHUNK_TOKENS = 128
@@ -45,24 +47,43 @@ def lower(path: Path, spec: ModelSpec, *, longest_tokens: int = LONGEST_CHUNK_TO
         ConversionError: the graph has a node that has no lowering (verify, admit), or is not f32.
     """
     model = onnx.load(str(path))
-    return _Lowering(model, spec, longest_tokens).run()
+    if any(value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for value in model.graph.input):
+        raise ConversionError(
+            f"the {model.graph.name} graph has f16 inputs", expected="a graph of numerics 'f32'", fix="numerics='f32'"
+        )
+    return _Lowering(model, spec, longest_tokens, None).run()
+
+
+def lower_model(content: bytes, spec: ModelSpec, *, tokens: int | None = None) -> bytes:
+    """The same for the content of an ONNX file, whose weights stay in the file they lie in.
+
+    Args:
+        tokens: for prefill, the one length it takes, in any number of chunks; the graph's sizes are fixed to it.
+    """
+    model = onnx.load_model_from_string(content)
+    return bytes(_Lowering(model, spec, LONGEST_CHUNK_TOKENS, tokens).run().SerializeToString(deterministic=True))
 
 
 class _Lowering(Nodes):
-    def __init__(self, model: onnx.ModelProto, spec: ModelSpec, longest_tokens: int) -> None:
+    def __init__(self, model: onnx.ModelProto, spec: ModelSpec, longest_tokens: int, tokens: int | None) -> None:
         self._model = model
         self._spec = spec
         self._longest_tokens = longest_tokens
+        self._tokens = tokens
         self._old = list(model.graph.node)
         self._new = onnx.GraphProto()
         super().__init__(self._new.node, "plain/")
         self._constants = {tensor.name for tensor in model.graph.initializer}
         self._vectors = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 1}
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._masks: tuple[str, ...] = ()
         self._past_bias = ""
 
     def const(self, array: Any) -> str:
-        name = f"plain/const_{len(self._constants)}"
+        key = (str(np.asarray(array).dtype), np.shape(array), np.asarray(array).tobytes())
+        if key in self._shared:
+            return self._shared[key]
+        name = self._shared[key] = f"plain/const_{len(self._constants)}"
         proto = tensor_proto(np.asarray(array))
         proto.name = name
         self._model.graph.initializer.append(proto)
@@ -71,10 +92,8 @@ class _Lowering(Nodes):
 
     def run(self) -> onnx.ModelProto:
         graph = self._model.graph
-        if any(value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for value in graph.input):
-            raise ConversionError(
-                f"the {graph.name} graph has f16 inputs", expected="a graph of numerics 'f32'", fix="numerics='f32'"
-            )
+        if self._tokens is not None:
+            self._fix_length(self._tokens)
         for node in self._old:
             if node.domain == OP_DOMAIN:
                 self._lower_op(node)
@@ -105,6 +124,9 @@ class _Lowering(Nodes):
         scale = next(item.f for item in node.attribute if item.name == "scale_value")
         if node.op_type == RECURRENT and not any(node.input[8:]):
             self._one_step(node, scale)
+        elif node.op_type == CHUNK and self._tokens is not None:
+            query, key, value, beta, state, _, g = node.input
+            chunked(self, self._spec, (query, key, value, beta, state, g), node.output, scale, self._tokens)
         elif node.op_type == CHUNK:
             self._one_chunk(node, scale)
         else:
@@ -165,14 +187,8 @@ class _Lowering(Nodes):
     def _triangles(self, query: str) -> tuple[str, ...]:
         """[T,T] masks: lower with and without the diagonal, identity, and the blocks of each doubling."""
         if not self._masks:
-            size = self._longest_tokens
-            row, column = np.indices((size, size))
-            masks = [row >= column, row > column, row == column]
-            block = 1
-            while block < size:
-                masks.append((row // block == column // block + 1) & (row // block % 2 == 1))
-                block *= 2
-            table = self.const(np.stack(masks).astype(np.float32))
+            masks = triangles(self._longest_tokens)
+            table = self.const(np.stack(masks))
             length = self.op("Slice", [self.op("Shape", [query]), self.ints(0), self.ints(1), self.ints(0)])
             square = self.concat([length, length], axis=0)
             cut = self.op("Slice", [table, self.ints(0, 0), square, self.ints(1, 2)])
@@ -190,6 +206,15 @@ class _Lowering(Nodes):
         padded = self.concat([valid, self.const(np.array([[0, 1]], np.float32))], axis=1)
         bias = self.mul(self.sub(padded, self.number(1.0)), self.number(HIDDEN_SCORE))
         return self.reshape(bias, 1, 1, 1, capacity + 1)
+
+    def _fix_length(self, tokens: int) -> None:
+        """Puts the number of tokens where the graph's inputs and outputs have the name of that size."""
+        ids = [value for value in self._model.graph.input if value.name == INPUT_IDS]
+        name = ids[0].type.tensor_type.shape.dim[1].dim_param if ids else ""
+        for value in (*self._model.graph.input, *self._model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if name and dim.dim_param == name:
+                    dim.dim_value = tokens
 
     def _scores(self, node: Any) -> bool:
         makers = {output: maker for maker in self._old for output in maker.output}
