@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
-import numpy as np
 
-from qwen_npu.views.live import lanes, panes, pool
-from qwen_npu.views.live.curves import Curves, norms_figure
+from qwen_npu.views.live import lanes, norms, panes, pool
+from qwen_npu.views.live.curves import Curves
 from qwen_npu.views.live.grid import Grid, Picture
 from qwen_npu.views.live.lanes import Filter
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 CURVES_SECONDS = 0.5
 """Shortest time between two drawings of the curves while decoding."""
 _SPEEDS = {"1 a second": 1000, "2.5 a second": 400, "5 a second": 200, "10 a second": 100, "20 a second": 50}
-_NORMS = ("recurrent.norm", "peek_recurrent")
 
 
 class Panel:
@@ -32,7 +30,6 @@ class Panel:
         self._moving = False
         self._curves_at = 0.0
         self._window: int | None = None
-        self._norms: Any = None
         self._links: list[Any] = []
         guard = cockpit.guarded
         frames_tip = guard_tip(cockpit)
@@ -116,7 +113,6 @@ class Panel:
         )
         self.lanes.observe(guard(lambda _: self.draw()), ["picked", "span"])
         self.slots.observe(guard(lambda _: self.draw()), ["picked", "span"])
-        self.lanes.observe(guard(lambda change: self.curves.paint(change["new"])), "dark")
         self.lanes.observe(guard(self._keyed_speed), "interval")
         self.curves = Curves()
         for grid in (self.lanes, self.slots):
@@ -126,10 +122,21 @@ class Panel:
                 w.jslink((self.play, "interval"), (grid, "interval")),
             ]
         self._links.append(w.jslink((self.play, "value"), (self.slider, "value")))
+        self._links.append(w.jslink((self.slider, "value"), (self.curves, "cursor")))
+        self.norms = Grid(
+            tip=lambda id_, head: f"{id_}, head {head}",
+            title="Norms of the recurrent state",
+            palette=norms.PALETTE,
+            glyphs=norms.GLYPHS,
+            legend=norms.LEGEND,
+        )
         self._slots_box = w.VBox(
             [_head("Slots of the pool"), self.slots], layout=w.Layout(display="none", overflow="hidden")
         )
-        self._norms_box = w.VBox([], layout=w.Layout(display="none"))
+        self._norms_box = w.VBox(
+            [_head("Recurrent state by peek: L2 norm of each head"), self.norms],
+            layout=w.Layout(display="none", overflow="hidden"),
+        )
         self.widget = self._laid_out()
         self._thumbnail()
 
@@ -168,7 +175,7 @@ class Panel:
             self._slots_box,
             self.light,
             w.HBox([self.instant, self.buffer], layout=w.Layout(flex_flow="row wrap", align_items="flex-start")),
-            self.curves.widget,
+            self.curves,
             self._norms_box,
         ]
         box = w.VBox(parts, layout=w.Layout(width="100%", overflow="hidden"))
@@ -232,7 +239,6 @@ class Panel:
         self.text.value = panes.answer(frames, cursor)
         self.instant.value = panes.instant(frames, cursor)
         self.buffer.value = panes.buffer(lanes.facts(frames, picked, cursor) if picked else {})
-        self.curves.cursor(cursor)
         if frames.peek_events:
             self._draw_norms()
 
@@ -244,9 +250,6 @@ class Panel:
         """Closes every widget, and the links, layouts and styles with them."""
         for link in self._links:
             link.close()
-        self.curves.close()
-        if self._norms is not None:
-            self._norms.close()
         _close(self.widget)
 
     def _say(self, running: bool) -> None:
@@ -296,29 +299,13 @@ class Panel:
         )
 
     def _draw_norms(self) -> None:
-        """The newest peek up to the cursor."""
+        """The peek of the cursor's step."""
         frames = self._cockpit.frames
         assert frames is not None
-        names = frames.ledger.peek_names()
-        name = next((name for name in _NORMS if name in names), None)
-        if name is None:
-            return
-        tick = frames.ticks[self._cockpit.cursor]
-        found = [peek for peek in frames.ledger.peeks(name, step=max(tick.step, 0)) if peek.seq >= tick.first_seq]
-        if not found:
-            return
-        values = np.asarray(found[0].array, float)
-        if values.ndim == 3:
-            values = values[..., 0]
-        if values.ndim != 2:
-            return
-        if self._norms is None:
-            self._norms = norms_figure()
-            self._norms_box.children = [self._norms]
-            self._norms_box.layout.display = "flex"
-        with self._norms.batch_update():
-            self._norms.data[0].z = values
-            self._norms.layout.title.text = f"{name} at {tick.label}"
+        picture = norms.norms(frames, self._cockpit.cursor)
+        self._norms_box.layout.display = "none" if picture is None else "flex"
+        if picture is not None:
+            self.norms.show(picture, len(picture.columns))
 
     # what the user does
 
