@@ -5,11 +5,13 @@ Only those figures cross the bus (kilobytes), and residency is not broken. They 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 import numpy as np
 
 from qwen_npu import contract
+from qwen_npu.driver.recording import RecordingDriver
 from qwen_npu.ledger.events import now_ns
 from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.stages import DecodeStage, open_stage
@@ -51,11 +53,15 @@ class StatePeek:
         start = now_ns()
         self._position[0] = decode.tokens - 1
         feeds = [self._feed, *decode.states.inputs()]
-        results = [driver.download(result) for result in self._model.predict(feeds)]
-        conv, recurrent, kv = results
-        arrays = {
-            f"{kind}.{name}": np.ascontiguousarray(array[..., figure])
-            for kind, array in (("conv", conv), ("recurrent", recurrent), ("kv", kv[:, 0]))
-            for figure, name in enumerate(FIGURES)
-        }
-        driver.emit("peek", start, nbytes=sum(array.nbytes for array in results), arrays=arrays)
+        conv, recurrent, kv = (driver.download(result) for result in self._model.predict(feeds))
+        tell_peek(driver, start, {"conv": conv, "recurrent": recurrent, "kv": kv[:, 0]})
+
+
+def tell_peek(driver: RecordingDriver, start_ns: int, peeked: Mapping[str, np.ndarray]) -> None:
+    """Tells the ledger of a peek: arrays [..., figure] become "KIND.FIGURE" [...], for each of `FIGURES`."""
+    arrays = {
+        f"{kind}.{name}": np.ascontiguousarray(array[..., figure])
+        for kind, array in peeked.items()
+        for figure, name in enumerate(FIGURES)
+    }
+    driver.emit("peek", start_ns, nbytes=sum(array.nbytes for array in peeked.values()), arrays=arrays)

@@ -72,8 +72,6 @@ class Session:
                 f"speculate={speculate} with state={state!r} and kv={kv!r}",
                 expected="state='resident' and kv='fixed': drafts live in slot pools on the device",
             )
-        if speculate and peek:
-            raise UsageError("peek with speculate", expected="one of them")
         if not 0 <= speculate <= MOST_DRAFTS:
             raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
         self.notes: tuple[str, ...] = ()

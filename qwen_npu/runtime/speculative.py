@@ -21,6 +21,7 @@ from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.drafts import Drafter, PromptLookup
 from qwen_npu.runtime.inputs import Feed, choose_bucket
 from qwen_npu.runtime.meter import Meter, told
+from qwen_npu.runtime.peeks import tell_peek
 from qwen_npu.runtime.prompt import finished, prompt_stages
 from qwen_npu.runtime.results import StepResult
 from qwen_npu.runtime.stages import PrefillResult
@@ -218,6 +219,8 @@ class SpeculativeGroup:
             accepted=sum(len(result["tokens"]) - 1 for result in results),
             **results[0],
         )
+        if self._context.peek:
+            self._look(active)
         return told(driver, step, active[0].prompt_tokens)
 
     def _draft(self, active: Sequence[Member]) -> int:
@@ -288,6 +291,27 @@ class SpeculativeGroup:
         self._driver.emit(kind, detail=facts)
 
     # -- states
+
+    def _look(self, active: Sequence[Member]) -> None:
+        """Peeks at the slot each member goes on from; the ledger gets the first member's, as without drafts."""
+        start = now_ns()
+        slots = [self.table.read_slot(member.sequence) for member in active]
+        conv, recurrent, kv = self._graphs.peek(slots, self._newest())
+        first = active[0].row
+        tell_peek(self._driver, start, {"conv": conv[:, 0], "recurrent": recurrent[:, 0], "kv": kv[:, first]})
+
+    def sweep(self) -> np.ndarray:
+        """Peeks at every slot of the pools, on request: recurrent figures [linear layer, slot, head, 3].
+
+        The last axis is norm, largest magnitude and count of non-finite values; the ledger gets them as "pool.FIGURE".
+        """
+        start = now_ns()
+        _, recurrent, _ = self._graphs.peek(range(self.table.slots), self._newest())
+        tell_peek(self._driver, start, {"pool": recurrent})
+        return recurrent
+
+    def _newest(self) -> list[int]:
+        return [0 if member is None else member.tokens - 1 for member in self._rows]
 
     def read(self, member: Member | None = None) -> StateArrays:
         """A member's states on the host (the first member's if not given): an explicit download of whole pools."""

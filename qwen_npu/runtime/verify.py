@@ -72,6 +72,7 @@ class VerifyGraphs:
         self._feeds: dict[int, VerifyFeed] = {}
         self._logits: dict[int, Tensor] = {}
         self._admit: StageModel | None = None
+        self._peek: StageModel | None = None
         self._kv: list[Tensor] = []  # live half first
         self._pools: list[Tensor] = []
         self._mask = np.zeros((0, 0))
@@ -127,6 +128,22 @@ class VerifyGraphs:
         conv, recurrent, kv = self._admit_model().inputs[2:5]
         return StateArrays(*(np.full(info.shape, np.nan, info.dtype) for info in (conv, recurrent, kv)))
 
+    def peek(self, slots: Sequence[int], positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Figures (see `contract.PEEK_FIGURES`, last axis) of some slots and of each row's KV at its position.
+
+        Returns:
+            conv [linear layer, slot, 3], recurrent [linear layer, slot, head, 3], kv [k and v, row, KV head, 3].
+        """
+        model = self._peek_model()
+        arrays = (np.array(positions), np.array(slots))
+        feeds = [
+            _wrapped(self._context, array.astype(info.dtype), info)
+            for array, info in zip(arrays, model.inputs, strict=False)
+        ]
+        results = model.predict([*feeds, self._kv[0], *self._pools])
+        conv, recurrent, kv = (self._driver.download(result) for result in results)
+        return conv, recurrent, kv
+
     def read(self, row: int, slot: int) -> StateArrays:
         """The states in a slot and a row, in the layout of `StateArrays`. Downloads whole pools."""
         pools = [self._driver.download(pool)[slot] for pool in self._pools]
@@ -140,7 +157,7 @@ class VerifyGraphs:
         self._open.close()
         self._verify.clear()
         self._feeds.clear()
-        self._admit = None
+        self._admit = self._peek = None
 
     def free(self) -> None:
         """Releases graphs, pools, KV and logits."""
@@ -159,6 +176,13 @@ class VerifyGraphs:
             if not self._kv:
                 self._allocate(self._admit)
         return self._admit
+
+    def _peek_model(self) -> StageModel:
+        if self._peek is None:
+            bundle, numerics = self._context.bundle, self._context.numerics
+            graph = contract.peek_pools(bundle.spec, numerics, capacity=bundle.capacity, **self._sizes)
+            self._peek = self._opened(bundle.peek_pools(numerics=numerics, **self._sizes), "peek_pools", graph)
+        return self._peek
 
     def _allocate(self, admit: StageModel) -> None:
         """KV and pools, all NaN: whatever is read before it was written shows."""

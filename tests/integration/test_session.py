@@ -181,6 +181,39 @@ def test_a_generation_left_early_releases_its_model():
         assert len(generation.result().tokens) == 4
 
 
+def norms(states) -> np.ndarray:
+    return np.linalg.norm(
+        states.recurrent[:, 0].reshape(*states.recurrent.shape[:1], states.recurrent.shape[2], -1), axis=-1
+    )
+
+
+@pytest.mark.parametrize("options", [{"kv": "fixed"}, {"kv": "growing"}, {"speculate": 3}])
+def test_peeks_are_the_norms_of_the_states_and_cost_no_residency(options):
+    with session(numerics="f32", peek=True, **options) as open_session, open_session.record() as ledger:
+        for step in open_session.stream(ids(40), max_new_tokens=8, ignore_eos=True):
+            if step.step < 0:
+                continue
+            newest = ledger.peeks("recurrent.norm")[-1]
+            assert newest.step == step.step
+            assert np.allclose(newest.array, norms(open_session.read_states()), rtol=1e-5)
+            assert step.device_to_host_bytes % open_session.bundle.spec.logits_bytes(numerics="f32") == 0
+        assert not ledger.peeks("recurrent.nonfinite")[-1].array.any()
+
+
+def test_a_sweep_shows_which_slots_are_poisoned():
+    with session(numerics="f32") as open_session:
+        group = open_session.group(drafts=2, sequences=2)
+        first = group.join(ids(20), max_new_tokens=8, ignore_eos=True)
+        row = group.table.row(group.join(ids(30), max_new_tokens=8, ignore_eos=True).sequence)
+        group.step()
+        poisoned = group.table.row(first.sequence)
+        group.leave(first)
+        unreal = group.sweep()[..., 2].sum(axis=(0, 2))
+        assert all(unreal[slot] for slot in poisoned)
+        assert not unreal[row[0]]
+        group.free()
+
+
 # mistakes
 
 
@@ -229,9 +262,7 @@ def test_any_readable_picture_gets_an_answer(size):
     assert bool(result.notes) == (size != (128, 128))
 
 
-@pytest.mark.parametrize(
-    "options", [{"state": "both"}, {"kv": "paged"}, {"numerics": "f8"}, {"peek": True, "speculate": 2}]
-)
+@pytest.mark.parametrize("options", [{"state": "both"}, {"kv": "paged"}, {"numerics": "f8"}])
 def test_unknown_settings_are_refused(options):
     with pytest.raises(UsageError):
         session(**options)
