@@ -1,13 +1,14 @@
 """The books of a slot pool, kept again from its events: who owned which slot when, what it holds, what a step accepted.
 
-Reads slot_allocate, slot_free, slot_read, slot_write, accept and draft events. Keeping the books a second time is also
-the check: whatever contradicts them (a slot given away twice, a write by a stranger) is a fault, named with its event.
+Reads slot_allocate, slot_free, slot_read, slot_write, draft, verify and accept events. Keeping the books a second time
+is also the check: whatever contradicts them (a slot given away twice, a write by a stranger) is a fault, named with its
+event. The pool's own accept event counts padding among the drafts; where the runtime tells a verify, its count is used.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,15 @@ from qwen_npu.ledger.events import Event, EventKind
 from qwen_npu.ledger.store import Ledger
 
 SlotUse = Literal["free", "live", "snapshot", "poisoned"]
-KINDS: tuple[EventKind, ...] = ("slot_allocate", "slot_free", "slot_read", "slot_write", "draft", "accept")
+KINDS: tuple[EventKind, ...] = (
+    "slot_allocate",
+    "slot_free",
+    "slot_read",
+    "slot_write",
+    "draft",
+    "verify",
+    "accept",
+)
 SNAPSHOT = "snapshot"
 
 
@@ -54,7 +63,8 @@ class Round(NamedTuple):
 
 
 class Accept(NamedTuple):
-    """What one step of one sequence came to. `accepted` counts the certain token; `rejected` are drafts."""
+    """What one step of one sequence came to. `accepted` counts the certain token; `rejected` are drafts, `tokens` the
+    drafts' ids where told."""
 
     seq: int
     round: int
@@ -109,13 +119,13 @@ def history(ledger: Ledger, pool: str | None = None, *, until: int | None = None
 
 
 def _size(ledger: Ledger, events: Iterable[Event]) -> int:
-    """Slots of the pool: as recorded, as its buffer's shape says, or the largest number seen."""
+    """Slots of the pool: as recorded, as the newest pool buffer's shape says, or by the largest number seen."""
     told = ledger.meta.get("slots")
     if told is not None:
         return int(told)
     shapes = [buffer.shape for buffer in ledger.buffers() if buffer.kind == "pool" and buffer.shape]
     if shapes:
-        return int(shapes[0][0])
+        return int(shapes[-1][0])
     return 1 + max((event.detail["slot"] for event in events if event.detail and "slot" in event.detail), default=-1)
 
 
@@ -128,20 +138,26 @@ class _Books:
         self._last_seq = -1
         self._open: set[int] = set()
         self._settled = True
+        self._between = False
         self._totals: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        self._drafts: dict[int, Any] = {}
+        self._drafts: dict[int, Mapping[str, Any]] = {}
+        self._verified: dict[int, Mapping[str, Any]] = {}
         self._keep()
 
     def take(self, event: Event) -> None:
         detail = event.detail or {}
-        if event.kind == "draft":
-            self._drafts[int(detail.get("sequence", -1))] = detail.get("tokens", detail.get("drafted"))
+        if event.kind in {"draft", "verify"}:
+            told = self._drafts if event.kind == "draft" else self._verified
+            told[int(detail.get("sequence", -1))] = detail
             return
         number = int(detail.get("slot", -1))
         if not 0 <= number < len(self._slots):
             self._fault(event, f"slot {number} of a pool of {len(self._slots)}")
             return
-        getattr(self, f"_{event.kind}")(event, self._slots[number], detail)
+        slot = self._slots[number]
+        if event.kind != "slot_allocate" and slot.generation == 0 and int(detail.get("generation", 0)) > 0:
+            slot = self._older_than_the_recording(slot, detail)
+        getattr(self, f"_{event.kind}")(event, slot, detail)
         self._last_seq = event.seq
 
     def close_round(self) -> None:
@@ -163,7 +179,22 @@ class _Books:
     def _put(self, number: int, **changes: Any) -> None:
         self._slots[number] = replace(self._slots[number], **changes)
 
+    def _older_than_the_recording(self, slot: Slot, detail: Mapping[str, Any]) -> Slot:
+        """The owner that a slot must have had before the first event."""
+        owner = str(detail.get("owner", ""))
+        adopted = Slot(
+            slot.slot,
+            "snapshot" if owner == SNAPSHOT else "live",
+            owner,
+            int(detail.get("sequence", -1)),
+            int(detail["generation"]),
+            int(detail.get("position", -1)),
+        )
+        self._slots[slot.slot] = adopted
+        return adopted
+
     def _slot_allocate(self, event: Event, slot: Slot, detail: dict[str, Any]) -> None:
+        self._begin_between()
         if slot.use in {"live", "snapshot"}:
             self._fault(event, f"slot {slot.slot} is given away, but {slot.owner!r} owns it")
         generation = int(detail.get("generation", slot.generation + 1))
@@ -179,7 +210,15 @@ class _Books:
             int(detail.get("position", 0)),
         )
 
+    def _begin_between(self) -> None:
+        """What happens after a step belongs to the next one, so that a step's end is kept as it was."""
+        if self._settled and self._round and not self._between:
+            self.close_round()
+            self._round += 1
+            self._between = True
+
     def _slot_free(self, event: Event, slot: Slot, detail: dict[str, Any]) -> None:
+        self._begin_between()
         if slot.use not in {"live", "snapshot"}:
             self._fault(event, f"slot {slot.slot} is freed, but it is {slot.use}")
         poisoned = bool(detail.get("poisoned", self._poisons))
@@ -188,15 +227,22 @@ class _Books:
     def _slot_read(self, event: Event, slot: Slot, detail: dict[str, Any]) -> None:
         sequence = int(detail.get("sequence", -1))
         if self._settled or sequence in self._open:
-            self.close_round()
-            self._round += 1
+            if not self._between:
+                self.close_round()
+                self._round += 1
             self._open = set()
-            self._settled = False
+            self._settled = self._between = False
         self._open.add(sequence)
         self._owned(event, slot, sequence)
         self._put(slot.slot, read=self._round)
 
     def _slot_write(self, event: Event, slot: Slot, detail: dict[str, Any]) -> None:
+        self._begin_between()
+        if detail.get("poison"):
+            if slot.use in {"live", "snapshot"}:
+                self._fault(event, f"slot {slot.slot} is filled with NaN, but {slot.owner!r} owns it")
+            self._put(slot.slot, use="poisoned")
+            return
         sequence = int(detail.get("sequence", -1))
         self._owned(event, slot, sequence)
         self._put(slot.slot, written=self._round, verdict="drafted" if sequence in self._open else "current")
@@ -206,7 +252,8 @@ class _Books:
         self._owned(event, slot, sequence)
         self._settled = True
         self._open.discard(sequence)
-        drafted, accepted = int(detail.get("drafted", 0)), int(detail.get("accepted", 1))
+        verified = self._verified.pop(sequence, detail)
+        drafted, accepted = int(verified.get("drafted", 0)), int(detail.get("accepted", 1))
         for other in self._slots:
             if other.sequence == sequence and other.use == "live" and other.verdict:
                 depth = other.position - (accepted - 1)
@@ -229,7 +276,7 @@ class _Books:
                 slot.slot,
                 totals[0],
                 totals[1],
-                detail.get("tokens", self._drafts.pop(sequence, None)),
+                self._drafts.pop(sequence, {}).get("tokens"),
             )
         )
         if not 1 <= accepted <= drafted + 1:

@@ -49,6 +49,7 @@ _STEP_COLUMNS = (
     "accepted",
     "tokens",
 )
+_BUFFER_FIELDS = frozenset(Buffer._fields)
 _FIGURES = _STEP_COLUMNS[2:]
 _CELLS = frozenset({int, float, str})
 """What a cell holds as it is; lists (of a verify's rows) become JSON."""
@@ -208,7 +209,7 @@ class Ledger:
         for event, arrays in batch:
             kind, t_ns, dur_ns, stage, step, buffer, other, nbytes, source, detail, _, _ = event
             # What an allocation tells is kept once, in `buffers`, unless it tells more than a Buffer has.
-            text = _encode(detail) if detail and (kind != "allocate" or len(detail) > len(Buffer._fields)) else None
+            text = _encode(detail) if detail and (kind != "allocate" or not detail.keys() <= _BUFFER_FIELDS) else None
             rows.append((seq, t_ns, dur_ns, kind, stage, step, buffer, other, nbytes, source, text))
             if kind == "step":
                 facts = detail or {}

@@ -106,18 +106,28 @@ class Timeline:
     @cached_property
     def ticks(self) -> list[Tick]:
         ticks: list[Tick] = []
-        run, stepped = 0, False
+        run, stepped, fork, last_step = 0, False, 0, -1
         before: tuple[str, int] | None = None
         rows = self.ledger.query("SELECT seq, stage, step, t_ns, kind FROM events ORDER BY seq")
         for seq, stage, step, t_ns, kind in rows:
             if (not stage and ticks) or ((stage, step) == before and kind != "stage_begin"):
                 continue
+            if step >= 0 and self._resumes(ticks, stage, step):
+                # A model was built in the middle of the step: that was part of it.
+                while ticks[-1].step != step:
+                    ticks.pop()
+                before = (stage, step)
+                continue
             after_steps = before is not None and before[0] == stage and before[1] >= 0
             before = (stage, step)
             if stepped and stage in FIRST_STAGES:
-                run, stepped = run + 1, False
+                run, stepped, fork = run + 1, False, len(ticks)
             elif step >= 0 and stage in STEP_STAGES:
-                stepped = True
+                if not stepped and fork and step > last_step:
+                    # No new generation: a sequence joined a group, whose steps go on.
+                    run -= 1
+                    ticks[fork:] = [tick._replace(run=run) for tick in ticks[fork:]]
+                stepped, last_step = True, step
             label = stage or "start"
             if step >= 0:
                 label = f"{stage} {step}"
@@ -125,6 +135,16 @@ class Timeline:
                 label = f"{stage} {'end' if after_steps else 'start'}"
             ticks.append(Tick(len(ticks), run, stage, step, seq, t_ns, label))
         return ticks
+
+    @staticmethod
+    def _resumes(ticks: list[Tick], stage: str, step: int) -> bool:
+        """Whether the newest step is this one, and only the same stage has been between."""
+        for tick in reversed(ticks):
+            if tick.stage != stage:
+                return False
+            if tick.step >= 0:
+                return tick.step == step
+        return False
 
     @cached_property
     def last_seq(self) -> int:

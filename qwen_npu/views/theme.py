@@ -119,8 +119,9 @@ def finish(
     sources: Iterable[str] = ("observed",),
     notes: Sequence[str] = (),
     height: int = 420,
+    axis_height: int = 54,
 ) -> go.Figure:
-    """Title, look and the line that says where the data come from."""
+    """Title, look and the line that says where the data come from, `axis_height` pixels below the plot."""
     text, soft, grid = shade("text"), shade("soft"), shade("grid")
     device = ""
     if ledger is not None:
@@ -151,7 +152,7 @@ def finish(
         paper_bgcolor=shade("paper"),
         plot_bgcolor=shade("paper"),
         height=height,
-        margin={"l": 70, "r": 30, "t": 84, "b": 84 + 14 * len(notes)},
+        margin={"l": 70, "r": 30, "t": 84, "b": 30 + axis_height + 14 * len(notes)},
         hoverlabel={"font": {"size": 12.5}, "align": "left"},
         legend={"orientation": "v", "x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 4},
         bargap=0.12,
@@ -167,7 +168,7 @@ def finish(
         y=0,
         yref="paper",
         yanchor="top",
-        yshift=-54,
+        yshift=-axis_height,
         showarrow=False,
         align="left",
         font={"size": 11, "color": soft},

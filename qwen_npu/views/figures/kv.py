@@ -85,6 +85,7 @@ def kv_growth_table(ledger: Ledger) -> Table:
     growing = meta.get("kv") == "growing"
     formula = token_bytes(ledger)
     prompts = _prompt_tokens(ledger, timeline)
+    taken = _tokens_taken(ledger, timeline)
     allocated: dict[int, int] = defaultdict(int)
     for life in timeline.lives:
         if life.buffer.kind == "kv":
@@ -106,7 +107,9 @@ def kv_growth_table(ledger: Ledger) -> Table:
         recurrent = held["recurrent"].nbytes if "recurrent" in held else on_host.get((tick.number, "recurrent"))
         capacity = held["kv"].shape[-2] if "kv" in held else kv_bytes // formula if formula else None
         prompt = prompts.get(tick.run)
-        used = prompt + tick.step + 1 if prompt is not None else None
+        batch = held["kv"].shape[1] if "kv" in held else 1
+        new = taken.get(tick.number, (0, 0))[1] if tick.stage == "verify" else tick.step + 1
+        used = prompt + new if prompt is not None and batch == 1 else None
         # Predicted is what the dimensions and the token count say, never what was measured.
         tokens = used if growing else meta.get("capacity")
         rows.append(
@@ -115,11 +118,13 @@ def kv_growth_table(ledger: Ledger) -> Table:
                 "at": tick.label,
                 "run": tick.run,
                 "step": tick.step,
+                "prompt_tokens": prompt,
+                "written_tokens": taken.get(tick.number, (0, 0))[0] if tick.stage == "verify" else 1,
                 "used_tokens": used,
                 "capacity_tokens": capacity,
                 "kv_bytes": kv_bytes,
                 "used_bytes": used * kv_bytes // capacity if used is not None and capacity else None,
-                "predicted_bytes": tokens * formula if tokens is not None and formula is not None else None,
+                "predicted_bytes": tokens * formula * batch if tokens is not None and formula is not None else None,
                 "allocated_bytes": allocated.get(tick.number, 0),
                 "recurrent_bytes": recurrent,
             }
@@ -146,6 +151,20 @@ def _prompt_tokens(ledger: Ledger, timeline: Timeline) -> dict[int, int]:
     for seq, tokens in rows:
         if tokens is not None:
             found.setdefault(timeline.ticks[timeline.tick_at(seq)].run, int(tokens))
+    return found
+
+
+def _tokens_taken(ledger: Ledger, timeline: Timeline) -> dict[int, tuple[int, int]]:
+    """Of each verify's tick: tokens that its first sequence took, and how many that makes in its run."""
+    found: dict[int, tuple[int, int]] = {}
+    run = total = 0
+    for step in ledger.steps("verify"):
+        tick = timeline.ticks[timeline.tick_at(step.seq)]
+        if tick.run != run:
+            run, total = tick.run, 0
+        count = len(step.tokens or ())
+        total += count
+        found[tick.number] = (count, total)
     return found
 
 

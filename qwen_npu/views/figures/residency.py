@@ -25,6 +25,8 @@ _ORDER = ("input", "logits", "peek", "other", "pool", "kv", "recurrent", "conv")
 """From the bus outwards: what crosses every step lies next to it, so that its arrows are short."""
 MAX_BADGES = 48
 """Bars carry R and W up to so many ticks; beyond, only the hover tells."""
+MAX_COLUMNS = 10
+"""More copies in one tick than this share a line by host lane."""
 MAX_TEXTS = 16
 """The sums of bytes stand on the bus up to so many ticks."""
 
@@ -137,7 +139,8 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
     figure.update_xaxes(
         title="step", tickvals=[mark + 0.5 for mark in marks], ticktext=texts, range=[0, len(ticks)], showgrid=False
     )
-    figure.update_xaxes(tickangle=0)
+    slanted = len(marks) > 14 and any(len(text) > 3 for text in texts)
+    figure.update_xaxes(tickangle=-45 if slanted else 0)
     figure.update_yaxes(
         tickvals=list(lanes.values()),
         ticktext=list(lanes),
@@ -168,7 +171,8 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
         subtitle=subtitle,
         sources=sources,
         notes=notes,
-        height=int(180 + 32 * (high - low)),
+        height=int(180 + 32 * (high - low)) + 34 * slanted,
+        axis_height=54 + 34 * slanted,
     )
     figure.update_layout(legend={"x": 1.035})
     return figure
@@ -496,6 +500,18 @@ def _hover(cell: Cell, writes: Mapping[int, str]) -> str:
     )
 
 
+def _lane(timeline: Timeline, move: Move) -> str:
+    return host_lane(timeline, move.host)[0] if move.host else ""
+
+
+def _columns(timeline: Timeline, moves: Sequence[Move]) -> list[tuple[str, str]]:
+    """What shares a line with what: copies of one host array, or of one host lane where there are many."""
+    by_array: list[tuple[str, str]] = [(move.direction, move.host) for move in moves]
+    if len(set(by_array)) <= MAX_COLUMNS:
+        return by_array
+    return [(move.direction, _lane(timeline, move)) for move in moves]
+
+
 def _arrows(
     figure: go.Figure,
     timeline: Timeline,
@@ -513,27 +529,31 @@ def _arrows(
         heads: dict[str, list[Any]] = {"x": [], "y": [], "hover": []}
         verb, way = ("▲ upload", "→") if direction == "H2D" else ("▼ download", "←")
         for number, group in by_tick.items():
-            for i, move in enumerate(group):
+            columns = _columns(timeline, group)
+            order = list(dict.fromkeys(columns))
+            ends: dict[float, list[float]] = defaultdict(list)
+            for move, column in zip(group, columns, strict=True):
                 if move.direction != direction:
                     continue
-                x = place[number] + (i + 0.5) / len(group)
-                below = lanes.get(host_lane(timeline, move.host)[0]) if move.host else 0.0
+                x = place[number] + (order.index(column) + 0.5) / len(order)
+                below = lanes.get(_lane(timeline, move)) if move.host else 0.0
                 above = lanes.get(move.buffer or INSIDE)
                 if above is None or below is None:
                     continue
                 if move.buffer in grown:
                     above += _offset(timeline.life_at(move.buffer, move.seq))
-                start, end = (below, above) if direction == "H2D" else (above, below)
-                lines["x"] += [x, x, None]
-                lines["y"] += [start, end, None]
+                ends[x] += (above, below)
                 heads["x"].append(x)
-                heads["y"].append(end)
+                heads["y"].append(above if direction == "H2D" else below)
                 took = f" in {move.dur_ns / 1e3:.0f} µs" if move.dur_ns else ""
                 heads["hover"].append(
                     f"{verb} of {move.kind}, {timeline.ticks[number].label}<br>"
                     f"{move.host or 'host'} {way} {move.buffer or INSIDE}<br>"
                     f"{bytes_text(move.nbytes)} ({move.nbytes} B){took}<br>source: {move.source}"
                 )
+            for x, heights in ends.items():
+                lines["x"] += [x, x, None]
+                lines["y"] += [min(heights), max(heights), None]
         if not heads["x"]:
             continue
         dash = "solid" if direction == "H2D" else "dot"

@@ -205,8 +205,8 @@ def speculation(ledger: Ledger, pool: str | None = None) -> go.Figure:
         for position in range(accept.drafted + 1):
             verdict = "certain" if position == 0 else "accepted" if position < accept.accepted else "rejected"
             token = ""
-            if isinstance(accept.tokens, (list, tuple)) and position < len(accept.tokens):
-                token = f", token {html.escape(str(accept.tokens[position]))}"
+            if position and isinstance(accept.tokens, (list, tuple)) and position <= len(accept.tokens):
+                token = f", token {html.escape(str(accept.tokens[position - 1]))}"
             groups[verdict].append(
                 (
                     accept.round,
@@ -316,7 +316,11 @@ def _state(slot: Slot) -> str:
 
 
 def _short(owner: str) -> str:
-    return owner.removeprefix("sequence ")[:8]
+    """ "sequence in row 2" is r2 in a cell."""
+    words = owner.split()
+    if len(words) > 1 and words[-1].isdecimal():
+        return f"{words[-2][0]}{words[-1]}"
+    return owner[:8]
 
 
 def _hover(number: int, slot: Slot) -> str:

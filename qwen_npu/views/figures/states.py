@@ -111,11 +111,10 @@ def kv_positions(ledger: Ledger) -> go.Figure:
     cells = np.full((len(rows), shown), np.nan, np.float32)
     for line, row in enumerate(rows):
         capacity = row["capacity_tokens"] or row["used_tokens"]
-        prompt = row["used_tokens"] - row["step"] - 1
         cells[line, : min(capacity, shown)] = 0
         cells[line, : row["used_tokens"]] = 2
-        cells[line, :prompt] = 1
-        cells[line, row["used_tokens"] - 1] = 3
+        cells[line, : row["prompt_tokens"]] = 1
+        cells[line, row["used_tokens"] - row["written_tokens"] : row["used_tokens"]] = 3
     palette = (theme.shade("grid"), theme.SKY, theme.GREEN, theme.VERMILION)
     names = ("empty", "prompt", "earlier steps", "written by this step")
     scale: list[list[Any]] = []
@@ -169,9 +168,10 @@ def kv_positions_table(ledger: Ledger) -> Table:
         {
             "run": row["run"],
             "step": row["step"],
-            "prompt": row["used_tokens"] - row["step"] - 1,
-            "steps": row["step"] + 1,
-            "written_at": row["used_tokens"] - 1,
+            "prompt": row["prompt_tokens"],
+            "steps": row["used_tokens"] - row["prompt_tokens"],
+            "written_at": row["used_tokens"] - row["written_tokens"],
+            "written": row["written_tokens"],
             "empty": (row["capacity_tokens"] or row["used_tokens"]) - row["used_tokens"],
         }
         for row in kv_growth_table(ledger)

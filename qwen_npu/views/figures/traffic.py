@@ -216,11 +216,16 @@ def _a_step(steps: Sequence[Tick], sums: Sums, *, short: bool = False) -> str:
 
 
 def _once(timeline: Timeline, sums: Sums) -> str:
-    """What crossed between the steps, once a generation."""
-    total = sum(
-        nbytes
-        for (direction, kind), ticks in sums.items()
-        for tick, (nbytes, _) in ticks.items()
-        if direction == "H2D" and kind in _STATES and not timeline.ticks[tick].is_step
-    )
-    return f"Before the first step the states went up once: {bytes_text(total)}." if total else ""
+    """What states crossed upwards outside of the steps: at the hand-over, or when a sequence joined."""
+    first = next((tick.number for tick in timeline.ticks if tick.is_step), 0)
+    outside: dict[int, int] = defaultdict(int)
+    for (direction, kind), ticks in sums.items():
+        for tick, (nbytes, _) in ticks.items():
+            if direction == "H2D" and kind in _STATES and not timeline.ticks[tick].is_step:
+                outside[tick] += nbytes
+    total = sum(outside.values())
+    if not total:
+        return ""
+    if max(outside) < first:
+        return f"Before the first step the states went up once: {bytes_text(total)}."
+    return f"Outside of steps {bytes_text(total)} of state went up."

@@ -142,3 +142,39 @@ def test_numpy_numbers_in_events() -> None:
     detail = {"slot": np.int32(0), "generation": np.int64(1), "sequence": np.int32(0), "owner": "a", "position": 0}
     ledger(Event("slot_allocate", 1, buffer="p", detail=detail))
     assert history(ledger).rounds[-1].slots[0].owner == "a"
+
+
+def test_a_recording_that_begins_in_the_middle_learns_the_owners() -> None:
+    table = SlotTable(6, 2)
+    sequence = table.allocate("early")
+    table.end(table.begin([sequence]), [2])
+    ledger = Ledger()
+    ledger.set_meta("slots", 6)
+    table._sink = ledger
+    table.end(table.begin([sequence]), [1])
+    books = history(ledger)
+    assert books.faults == []
+    assert [slot.owner for slot in books.rounds[-1].slots[:2]] == ["early", "early"]
+    assert [slot.verdict for slot in books.rounds[-1].slots[:2]] == ["current", "rejected"]
+
+
+def test_the_runtimes_count_of_drafts_goes_before_the_pools_which_holds_padding() -> None:
+    ledger, table = pool()
+    sequence = table.allocate()
+    batch = table.begin([sequence])
+    ledger(Event("draft", 1, stage="verify", detail={"sequence": sequence, "tokens": [41]}))
+    ledger(Event("verify", 2, stage="verify", detail={"sequence": sequence, "drafted": 1, "accepted": 1}))
+    table.end(batch, [2])
+    (accept,) = history(ledger).accepts
+    assert (accept.drafted, accept.accepted, accept.rejected, accept.tokens) == (1, 2, 0, [41])
+
+
+def test_poison_that_is_told() -> None:
+    ledger, table = pool()
+    table.free(table.allocate())
+    ledger(Event("slot_write", 1, buffer="state_pool", detail={"slot": 1, "generation": 1, "poison": True}))
+    slots = history(ledger).rounds[-1].slots
+    assert [slot.use for slot in slots[:3]] == ["free", "poisoned", "free"]
+    table.allocate()
+    ledger(Event("slot_write", 1, buffer="state_pool", detail={"slot": 1, "generation": 2, "poison": True}))
+    assert "slot 1 is filled with NaN, but" in history(ledger).faults[0]

@@ -66,3 +66,26 @@ def test_the_live_half_turns_with_every_step() -> None:
 def test_nothing() -> None:
     timeline = Timeline(Ledger())
     assert timeline.ticks == timeline.moves == timeline.uses == timeline.turns == timeline.lives == []
+
+
+def test_a_model_built_in_the_middle_of_a_step_is_part_of_it() -> None:
+    ledger = Ledger()
+    run = Run(ledger)
+    run.emit("draft", stage="verify", step=7)
+    run.emit("stage_begin", stage="verify", step=-1)
+    run.emit("upload", other="input.x", nbytes=3, stage="verify", step=7)
+    run.emit("upload", other="input.x", nbytes=4, stage="verify", step=8)
+    timeline = Timeline(ledger)
+    assert [tick.label for tick in timeline.ticks] == ["verify 7", "verify 8"]
+    assert [move.tick for move in timeline.moves] == [0, 1]
+
+
+def test_a_sequence_that_joins_a_group_begins_no_new_generation() -> None:
+    ledger = Ledger()
+    run = Run(ledger)
+    for stage, step in (("prefill", -1), ("admit", -1), ("verify", 0), ("prefill", -1), ("admit", -1), ("verify", 1)):
+        run.emit("predict", stage=stage, step=step)
+    assert {tick.run for tick in Timeline(ledger).ticks} == {0}
+    for stage, step in (("prefill", -1), ("verify", 0)):
+        run.emit("predict", stage=stage, step=step)
+    assert [tick.run for tick in Timeline(ledger).ticks] == [0] * 6 + [1] * 2
