@@ -21,11 +21,13 @@ from qwen_npu import contract
 from qwen_npu.contract import GraphContract
 from qwen_npu.data import tiny_checkpoint
 from qwen_npu.errors import BundleError, CheckpointError, UsageError
+from qwen_npu.graphs.targets import EMULATED, TARGETS, Form, Target
 from qwen_npu.graphs.weights import WEIGHT_FILE, Checkpoint, Grid, Piece, prepare, weight_files, write
 from qwen_npu.spec import NUMERICS, PRESETS, ModelSpec, Numerics
 
 GraphName = Literal["vision", "prefill", "prefill_all", "decode_growing", "decode_fixed"]
 GRAPHS: tuple[GraphName, ...] = get_args(GraphName)
+PREFILLS: tuple[GraphName, ...] = ("prefill", "prefill_all")
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -49,6 +51,7 @@ class Bundle:
         name: "tiny", or the name of the checkpoint's directory.
         digest: of everything that went in: checkpoint, options, builder.
         buckets: lengths of prefill, ascending.
+        form: the target that the graphs are written for.
     """
 
     name: str
@@ -59,28 +62,44 @@ class Bundle:
     buckets: tuple[int, ...]
     grids: tuple[Grid, ...]
     weights: Mapping[str, Piece] = field(repr=False)
+    form: Form = EMULATED
 
     @property
     def checkpoint(self) -> Path:
         """Where the tokenizer, chat template and processor files lie: the bundle stands alone."""
         return self.directory
 
-    def path(self, graph: GraphName, *, numerics: Numerics = "device", grid: Grid | None = None) -> Path:
+    def path(
+        self,
+        graph: GraphName,
+        *,
+        numerics: Numerics = "device",
+        grid: Grid | None = None,
+        tokens: int | None = None,
+    ) -> Path:
         """The ONNX file of a graph. `grid` chooses the vision graph; the first of the bundle if not given.
 
+        Args:
+            tokens: the bucket that prefill is to be given; only a target in plain ops has a graph for each.
+
         Raises:
-            UsageError: no such graph, numerics or grid in this bundle.
+            UsageError: no such graph, numerics, grid or bucket in this bundle.
         """
-        return self.directory / _file_name(graph, _checked(numerics), self._grid(graph, grid))
+        bucket = None
+        if self.form.plain and graph in PREFILLS:
+            bucket = self.buckets[-1] if tokens is None else tokens
+            if bucket not in self.buckets:
+                raise UsageError(f"no {graph} graph for {bucket} tokens", expected=f"one of {list(self.buckets)}")
+        return self.directory / _file_name(graph, self._checked(numerics), self._grid(graph, grid), bucket)
 
     def contract(self, graph: GraphName, *, numerics: Numerics = "device", grid: Grid | None = None) -> GraphContract:
         """Names, order, dtypes and shapes of a graph's tensors."""
         chosen = self._grid(graph, grid)
         if graph == "vision":
-            return contract.vision(self.spec, _checked(numerics), chosen or self.grids[0])
-        if graph in ("prefill", "prefill_all"):
-            return contract.prefill(self.spec, _checked(numerics), all_logits=graph == "prefill_all")
-        return contract.decode(self.spec, _checked(numerics), self.capacity if graph == "decode_fixed" else None)
+            return contract.vision(self.spec, self._checked(numerics), chosen or self.grids[0])
+        if graph in PREFILLS:
+            return contract.prefill(self.spec, self._checked(numerics), all_logits=graph == "prefill_all")
+        return contract.decode(self.spec, self._checked(numerics), self.capacity if graph == "decode_fixed" else None)
 
     def verify(self, *, width: int, sequences: int, slots: int, tokens: int, numerics: Numerics = "device") -> Path:
         """The graph that verifies `tokens` (1 to `width`) tokens of each of `sequences` rows on pools of `slots` slots.
@@ -92,41 +111,39 @@ class Bundle:
                 f"verify of {tokens} tokens, width {width}, {sequences} sequences, {slots} slots",
                 expected="1 <= tokens <= width, at least one sequence and slot",
             )
-        from qwen_npu.graphs.verify import verify_graph
-
         sizes = {"tokens": tokens, "width": width, "sequences": sequences, "slots": slots, "capacity": self.capacity}
-        name = f"verify-l{tokens}-w{width}-b{sequences}-s{slots}-{_checked(numerics)}"
-        return self._on_demand(name, partial(verify_graph, self.spec, numerics, self.weights, **sizes))
+        name = f"verify-l{tokens}-w{width}-b{sequences}-s{slots}-{self._checked(numerics)}"
+        return self._on_demand(name, partial(self.form.verify, self.spec, numerics, self.weights, sizes))
+
+    def op(self, *, width: int, sequences: int, slots: int, tokens: int, numerics: Numerics = "device") -> Path:
+        """The op alone on a pool of `slots` slots (`graphs.op.op_contract`); sizes as `verify`."""
+        sizes = {"tokens": tokens, "width": width, "sequences": sequences, "slots": slots}
+        name = f"op-l{tokens}-w{width}-b{sequences}-s{slots}-{self._checked(numerics)}"
+        return self._on_demand(name, partial(self.form.op, self.spec, sizes, contract.half(numerics)))
 
     def admit(self, *, sequences: int, slots: int, numerics: Numerics = "device") -> Path:
         """The graph that puts one sequence's prefill states into its slot and row; `contract.admit` has its tensors."""
         if min(sequences, slots) < 1:
             raise UsageError(f"admit for {sequences} sequences, {slots} slots", expected="at least one of each")
-        from qwen_npu.graphs.admit import admit_graph
-
         sizes = {"sequences": sequences, "slots": slots, "capacity": self.capacity}
-        name = f"admit-b{sequences}-s{slots}-{_checked(numerics)}"
-        return self._on_demand(name, partial(admit_graph, self.spec, numerics, **sizes))
+        name = f"admit-b{sequences}-s{slots}-{self._checked(numerics)}"
+        return self._on_demand(name, partial(self.form.admit, self.spec, numerics, sizes))
 
     def peek(self, *, kv: Literal["fixed", "growing"] = "fixed", numerics: Numerics = "device") -> Path:
         """The graph that reduces the states of one sequence to a few figures a head (`contract.peek`)."""
         if kv not in ("fixed", "growing"):
             raise UsageError(f"unknown kv {kv!r}", expected="fixed or growing")
-        from qwen_npu.graphs.peek import peek_graph
-
         capacity = self.capacity if kv == "fixed" else None
-        make = partial(peek_graph, self.spec, _checked(numerics), capacity=capacity)
+        make = partial(self.form.peek, self.spec, self._checked(numerics), capacity)
         return self._on_demand(f"peek-{kv}-{numerics}", make)
 
     def peek_pools(self, *, sequences: int, slots: int, numerics: Numerics = "device") -> Path:
         """The same for chosen slots of the pools and the sequences' KV (`contract.peek_pools`)."""
         if min(sequences, slots) < 1:
             raise UsageError(f"peek at {sequences} sequences, {slots} slots", expected="at least one of each")
-        from qwen_npu.graphs.peek import peek_pools_graph
-
         sizes = {"sequences": sequences, "slots": slots, "capacity": self.capacity}
-        name = f"peek-b{sequences}-s{slots}-{_checked(numerics)}"
-        return self._on_demand(name, partial(peek_pools_graph, self.spec, numerics, **sizes))
+        name = f"peek-b{sequences}-s{slots}-{self._checked(numerics)}"
+        return self._on_demand(name, partial(self.form.peek_pools, self.spec, numerics, sizes))
 
     def tap(self, linear_layer: int) -> Path:
         """Prefill with the recurrence of one linear layer (counted from 0) laid open (`contract.tap`), in f32."""
@@ -160,6 +177,15 @@ class Bundle:
         elif not digest_file.is_file() or digest_file.read_text(encoding="ascii") != file_digest(path):
             raise BundleError(f"the content of {path} is not what was built", fix="remove that file")
         return path
+
+    def _checked(self, numerics: Numerics) -> Numerics:
+        if _known(numerics) not in self.form.numerics:
+            raise UsageError(
+                f"bundle {self.name} was built for {self.form.target} and has no graphs of numerics {numerics!r}",
+                expected=f"numerics {' or '.join(map(repr, self.form.numerics))}",
+                fix="choose it (--numerics), or build a bundle for another target",
+            )
+        return numerics
 
     def _grid(self, graph: GraphName, grid: Grid | None) -> Grid | None:
         if graph not in GRAPHS:
@@ -216,6 +242,8 @@ def build_bundle(
     grids: Iterable[Grid] | None = None,
     capacity: int | None = None,
     buckets: Iterable[int] | None = None,
+    target: Target = "emulator",
+    fused: bool = True,
 ) -> Bundle:
     """Builds the graphs of a checkpoint directory, or opens them if they are in the cache.
 
@@ -224,24 +252,28 @@ def build_bundle(
         grids: (rows, columns) of patches, one vision graph each; default: the checkpoint's `qwen_npu.json`, or 8x8.
         capacity: length of the fixed KV cache in tokens; default 1024.
         buckets: lengths of prefill in tokens; default 32, 64, 128, 256, 512.
+        target: what the graphs are written for (see `graphs.targets`); fused: on Ascend, with `Custom` nodes.
     """
+    if target not in TARGETS:
+        raise UsageError(f"unknown target {target!r}", expected=f"one of {', '.join(TARGETS)}")
     source = _directory(checkpoint)
     spec = ModelSpec.from_checkpoint(source)
     options = _options(source, grids, capacity, buckets)
+    options |= {"target": target, "fused": fused and target == "ascend310p"}
     for grid in options["grids"]:
         spec.image_tokens(grid)
     digest = _build_digest(source, options)
-    target = Path(out_dir) if out_dir is not None else cache_directory() / f"{source.name}-{digest[:16]}"
-    if not (target / MANIFEST).is_file():
-        if target.exists() and any(target.iterdir()):
+    place = Path(out_dir) if out_dir is not None else cache_directory() / f"{source.name}-{digest[:16]}"
+    if not (place / MANIFEST).is_file():
+        if place.exists() and any(place.iterdir()):
             raise BundleError(
-                f"{target} exists and is not a bundle", fix="name another directory, or remove it if nothing needs it"
+                f"{place} exists and is not a bundle", fix="name another directory, or remove it if nothing needs it"
             )
-        _build(source, target, spec, options, digest)
-    bundle = _open(target)
+        _build(source, place, spec, options, digest)
+    bundle = _open(place)
     if bundle.digest != digest:
         raise BundleError(
-            f"{target} holds another bundle ({bundle.name}, digest {bundle.digest[:16]})",
+            f"{place} holds another bundle ({bundle.name}, digest {bundle.digest[:16]})",
             expected=f"digest {digest[:16]}",
             fix="name another directory",
         )
@@ -316,8 +348,9 @@ def _build(source: Path, target: Path, spec: ModelSpec, options: Mapping[str, An
         ) from None
     try:
         weights = write(prepare(spec, Checkpoint(source), options["grids"]), work / WEIGHT_FILE)
-        for numerics in NUMERICS:
-            for name, make in _graph_makers(spec, numerics, weights, options):
+        form = Form(options["target"], options["fused"])
+        for numerics in form.numerics:
+            for name, make in _graph_makers(form, spec, numerics, weights, options):
                 (work / name).write_bytes(make())
         for path in sorted(source.iterdir()):
             if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json"):
@@ -342,26 +375,25 @@ def _build(source: Path, target: Path, spec: ModelSpec, options: Mapping[str, An
 
 
 def _graph_makers(
-    spec: ModelSpec, numerics: Numerics, weights: Mapping[str, Piece], options: Mapping[str, Any]
+    form: Form, spec: ModelSpec, numerics: Numerics, weights: Mapping[str, Piece], options: Mapping[str, Any]
 ) -> Iterable[tuple[str, Callable[[], bytes]]]:
-    from qwen_npu.graphs.text import decode_graph, prefill_graph
-    from qwen_npu.graphs.vision import vision_graph
-
     for grid in options["grids"]:
-        yield _file_name("vision", numerics, grid), partial(vision_graph, spec, numerics, weights, grid)
-    prompt, token = partial(prefill_graph, spec, numerics, weights), partial(decode_graph, spec, numerics, weights)
-    yield _file_name("prefill", numerics), prompt
-    yield _file_name("prefill_all", numerics), partial(prompt, all_logits=True)
+        yield _file_name("vision", numerics, grid), partial(form.vision, spec, numerics, weights, grid)
+    for graph in PREFILLS:
+        for tokens in options["buckets"] if form.plain else (None,):
+            prompt = partial(form.prefill, all_logits=graph == "prefill_all", tokens=tokens)
+            yield _file_name(graph, numerics, tokens=tokens), partial(prompt, spec, numerics, weights)
+    token = partial(form.decode, spec, numerics, weights)
     yield _file_name("decode_growing", numerics), partial(token, capacity=None)
     yield _file_name("decode_fixed", numerics), partial(token, capacity=options["capacity"])
 
 
-def _file_name(graph: GraphName, numerics: Numerics, grid: Grid | None = None) -> str:
-    size = f"-{grid[0]}x{grid[1]}" if grid else ""
+def _file_name(graph: GraphName, numerics: Numerics, grid: Grid | None = None, tokens: int | None = None) -> str:
+    size = f"-{grid[0]}x{grid[1]}" if grid else f"-{tokens}" if tokens else ""
     return f"{graph}{size}-{numerics}.onnx"
 
 
-def _checked(numerics: Numerics) -> Numerics:
+def _known(numerics: Numerics) -> Numerics:
     if numerics not in NUMERICS:
         raise UsageError(f"unknown numerics {numerics!r}", expected=f"one of {', '.join(NUMERICS)}")
     return numerics
@@ -390,13 +422,19 @@ def _open(directory: Path) -> Bundle:
             buckets=tuple(manifest["buckets"]),
             grids=_grids(manifest["grids"]),
             weights={name: Piece(offset, tuple(shape)) for name, (offset, shape) in manifest["weights"].items()},
+            form=Form(manifest["target"], bool(manifest["fused"])),
         )
+        if bundle.form.target not in TARGETS:
+            raise UsageError(f"target {bundle.form.target!r}")
         files = manifest["files"].items()
         names = {name: (entry["bytes"], entry["digest"]) for name, entry in files}
     except (KeyError, TypeError, ValueError, AttributeError, CheckpointError, UsageError) as error:
         raise damaged(f"{MANIFEST} or config.json does not make sense ({error})") from None
-    needed = {_file_name(graph, numerics) for graph in GRAPHS if graph != "vision" for numerics in NUMERICS}
-    needed |= {_file_name("vision", numerics, grid) for grid in bundle.grids for numerics in NUMERICS}
+    needed = {
+        name
+        for numerics in bundle.form.numerics
+        for name, _ in _graph_makers(bundle.form, bundle.spec, numerics, {}, manifest)
+    }
     if lacking := sorted((needed | {WEIGHT_FILE, "config.json"}) - set(names)):
         raise damaged(f"the manifest does not list {lacking}")
     for name, (size, digest) in names.items():

@@ -79,6 +79,23 @@ class Form:
         self._needs_pools()
         return self._on_pools(op_graph(spec, **sizes, dtype=dtype, pool_dtype=dtype), spec, sizes)
 
+    def admit(self, spec: ModelSpec, numerics: Numerics, sizes: dict[str, int]) -> bytes:
+        from qwen_npu.graphs.admit import admit_graph
+
+        self._needs_pools()
+        return self._finished(admit_graph(spec, numerics, **sizes), spec)
+
+    def peek(self, spec: ModelSpec, numerics: Numerics, capacity: int | None) -> bytes:
+        from qwen_npu.graphs.peek import peek_graph
+
+        return self._finished(peek_graph(spec, numerics, capacity=capacity), spec)
+
+    def peek_pools(self, spec: ModelSpec, numerics: Numerics, sizes: dict[str, int]) -> bytes:
+        from qwen_npu.graphs.peek import peek_pools_graph
+
+        self._needs_pools()
+        return self._finished(peek_pools_graph(spec, numerics, **sizes), spec)
+
     def _needs_pools(self) -> None:
         if not self.speculates:
             raise UsageError(
@@ -103,3 +120,6 @@ class Form:
         from qwen_npu.graphs.fused import fuse
 
         return fuse(content, spec)
+
+
+EMULATED = Form()

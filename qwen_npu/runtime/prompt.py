@@ -29,7 +29,7 @@ def prompt_stages(
             embeds = run_vision(driver, model, feed.image.pixel_values)
             step = meter.step("vision", build_ms=model.build_ms)
         yield told(driver, step, len(feed.tokens))
-    with stage_of(context, "prefill") as model:
+    with stage_of(context, "prefill", tokens=bucket) as model:
         meter = Meter(driver)
         prefill = run_prefill(driver, model, feed.tokens, feed.positions, embeds, bucket)
         predict_ms = meter.elapsed_ms()
@@ -40,11 +40,11 @@ def prompt_stages(
 
 
 def stage_of(
-    context: RunContext, graph: GraphName, grid: tuple[int, int] | None = None
+    context: RunContext, graph: GraphName, grid: tuple[int, int] | None = None, tokens: int | None = None
 ) -> AbstractContextManager[StageModel]:
     """A stage of the bundle, built now and released at the end of the block."""
     bundle, numerics = context.bundle, context.numerics
-    path = bundle.path(graph, numerics=numerics, grid=grid)
+    path = bundle.path(graph, numerics=numerics, grid=grid, tokens=tokens)
     return open_stage(context.driver, path, graph, bundle.contract(graph, numerics=numerics, grid=grid))
 
 
