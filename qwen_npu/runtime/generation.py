@@ -106,10 +106,10 @@ class Generation(Iterator[StepResult]):
                 meter = Meter(driver)
                 logits, predict_ms = decode.step(chooser.token)
                 choice = chooser.choose(logits, full=decode.full)
-                step = meter.step("decode", driver.step, predict_ms=predict_ms, **choice)
-                if peek is not None:
+                step = self._told(meter.step("decode", driver.step, predict_ms=predict_ms, **choice))
+                if peek is not None:  # after the step was told: what a peek moves is no part of it
                     peek.look(decode)
-                yield self._told(step)
+                yield step
 
     def _speculate(self, prefill: PrefillResult) -> Generator[StepResult, None, None]:
         meter = Meter(self._driver)
