@@ -11,6 +11,7 @@ import json
 import sqlite3
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,11 +25,10 @@ from qwen_npu.ledger.events import Buffer, Event, EventKind, Source
 
 SCHEMA = 1
 
-BATCH_EVENTS = 512
-BATCH_NS = 50_000_000
-"""A batch is written when it holds so many events or is so old, whichever comes first."""
+BATCH_S = 0.05
+"""A recording into a file writes what waits this often, also while the recorded program hangs."""
 BACKLOG_EVENTS = 8192
-"""While somebody reads, the writer does not wait for him until it has this many events in hand."""
+"""Nobody lets more events than this wait."""
 
 _ARRAYS_PER_EVENT = 1024
 """The row id of a peek is its event's seq times this plus its place in the event, so that it names its event."""
@@ -112,7 +112,9 @@ class Ledger:
         self._pending: deque[tuple[Event, tuple[tuple[str, str, str, bytes], ...]]] = deque()
         self._next_seq = 0
         self._alive: dict[str, list[int]] = {}
-        self._flushed_ns = time.perf_counter_ns()
+        self._failure: LedgerError | None = None
+        self._stop = threading.Event()
+        self._writer: threading.Thread | None = None
         self.cache: dict[str, Any] = {}  # what readers keep of it between two questions
         self._connection: sqlite3.Connection | None = None
         if self.path is None:
@@ -125,6 +127,12 @@ class Ledger:
         self.set_meta("schema", SCHEMA)
         self.set_meta("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
         self.set_meta("started_ns", time.perf_counter_ns())
+        if self.path is not None:
+            # A thread of its own writes, so that a recorded step pays for telling only. It knows the ledger weakly: a
+            # recording that everybody has forgotten ends.
+            arguments = (weakref.ref(self), self._stop)
+            self._writer = threading.Thread(target=_write_now_and_then, args=arguments, name="ledger", daemon=True)
+            self._writer.start()
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else str(self.path)
@@ -137,6 +145,9 @@ class Ledger:
         self.close()
 
     def __del__(self) -> None:
+        stop = getattr(self, "_stop", None)
+        if stop is not None:
+            stop.set()
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()
@@ -149,19 +160,18 @@ class Ledger:
             self._refuse_writing(f"a {event.kind} event")
         arrays = event.arrays
         self._pending.append((event, _pack_arrays(arrays) if arrays else ()))
-        waiting = len(self._pending)
-        if (waiting >= BATCH_EVENTS or time.perf_counter_ns() - self._flushed_ns > BATCH_NS) and self._lock.acquire(
-            blocking=waiting >= BACKLOG_EVENTS
-        ):
-            try:
-                self._write()
-            finally:
-                self._lock.release()
+        if len(self._pending) > BACKLOG_EVENTS or self._failure is not None:
+            self.flush()
 
     def flush(self) -> None:
-        """Writes what waits, so that every reader sees it and a killed process does not lose it."""
+        """Writes what waits, so that every reader sees it and a killed process does not lose it.
+
+        Raises:
+            LedgerError: it cannot be written (now, or in the background before); nothing of it is lost.
+        """
         with self._lock:
             self._write()
+            self._failure = None
 
     def set_meta(self, key: str, value: Any) -> None:
         """Keeps a fact about the whole recording (bundle digest, driver, capacity, ...): anything JSON can hold."""
@@ -177,6 +187,7 @@ class Ledger:
                 return
             self._write()
             self._writable = False
+            self._stop.set()
             if self.path is not None and self._connection is not None:
                 with _explained(self.path):
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -195,7 +206,6 @@ class Ledger:
     def _write(self) -> None:
         """Moves the waiting events into the tables, in one transaction. The caller holds the lock."""
         pending = self._pending
-        self._flushed_ns = time.perf_counter_ns()
         if not pending:
             return
         batch = [pending.popleft() for _ in range(len(pending))]
@@ -239,6 +249,7 @@ class Ledger:
                 connection.executemany(_INSERT_PEEK, peeks)
                 connection.execute("COMMIT")
             except BaseException:
+                pending.extendleft(reversed(batch))
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
@@ -381,6 +392,20 @@ class Ledger:
         return [row[0] for row in self.query("SELECT DISTINCT name FROM peeks ORDER BY name")]
 
 
+def _write_now_and_then(reference: weakref.ReferenceType[Ledger], stop: threading.Event) -> None:
+    while not stop.wait(BATCH_S):
+        ledger = reference()
+        if ledger is None:
+            return
+        try:
+            with ledger._lock:
+                if ledger._writable:
+                    ledger._write()
+        except LedgerError as error:
+            ledger._failure = error  # told by the next event, flush or close, which tries again
+        del ledger
+
+
 def open_ledger(path: str | Path) -> Ledger:
     """Opens a recording for reading; one that is still being written, too.
 
@@ -394,7 +419,9 @@ def open_ledger(path: str | Path) -> Ledger:
     ledger._pending = deque()
     ledger._next_seq = 0
     ledger._alive = {}
-    ledger._flushed_ns = 0
+    ledger._failure = None
+    ledger._stop = threading.Event()
+    ledger._writer = None
     ledger.cache = {}
     ledger._connection = None
     ledger._connection = _open_file(ledger.path)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from qwen_npu.errors import LedgerError
 from qwen_npu.ledger.events import Buffer, Event
-from qwen_npu.ledger.store import BATCH_EVENTS, Ledger, open_ledger
+from qwen_npu.ledger.store import BACKLOG_EVENTS, BATCH_S, Ledger, open_ledger
 from tests.unit.ledger.runs import KV_TOKEN_BYTES, PROMPT, Run, recorded
 
 
@@ -242,12 +245,62 @@ def test_a_recording_is_readable_while_it_goes_on(tmp_path: Path) -> None:
     assert len(open_ledger(path).steps("decode")) == 4
 
 
-def test_full_batches_are_written_without_being_asked(tmp_path: Path) -> None:
+def test_a_recording_is_written_without_being_asked(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "run")
-    for _ in range(BATCH_EVENTS):
+    for _ in range(10):
         ledger(Event("rotate", 1))
-    assert len(open_ledger(tmp_path / "run").events()) >= 1
+    reader = open_ledger(tmp_path / "run")
+    deadline = time.monotonic() + 20
+    while len(reader.events()) < 10:
+        assert time.monotonic() < deadline
+        time.sleep(BATCH_S / 5)
     ledger.close()
+
+
+def test_not_more_than_a_backlog_waits() -> None:
+    ledger = Ledger()
+    for _ in range(BACKLOG_EVENTS + 1):
+        ledger(Event("rotate", 1))
+    assert ledger._pending == type(ledger._pending)()
+    assert len(ledger.events()) == BACKLOG_EVENTS + 1
+
+
+def test_events_that_cannot_be_written_are_told_and_not_lost(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run", isolation_level=None)) as other:
+        other.execute("DROP TABLE peeks")
+    for step in range(3):
+        ledger(Event("peek", step, arrays={"x": np.zeros(2)}))
+    with pytest.raises(LedgerError, match="peeks"):
+        ledger.flush()
+    with closing(sqlite3.connect(tmp_path / "run", isolation_level=None)) as other:
+        other.execute("CREATE TABLE peeks (step, name, dtype, shape, data BLOB)")
+    assert [event.t_ns for event in ledger.events()] == [0, 1, 2]
+    ledger.close()
+
+
+def test_a_failure_in_the_background_is_told_by_the_next_event(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run", isolation_level=None)) as other:
+        other.execute("DROP TABLE peeks")
+    ledger(Event("peek", 0, arrays={"x": np.zeros(2)}))
+    deadline = time.monotonic() + 20
+    while ledger._failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(BATCH_S / 5)
+    with pytest.raises(LedgerError, match="peeks"):
+        ledger(Event("rotate", 1))
+
+
+def test_a_forgotten_recording_ends_its_thread(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "run")
+    thread = ledger._writer
+    assert thread is not None
+    ledger(Event("rotate", 1))
+    del ledger
+    gc.collect()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
 
 
 def test_threads_read_while_one_writes() -> None:
