@@ -20,6 +20,7 @@ function words(bytes, kind) {
 
 function told(value, unit) {
   if (Number.isNaN(value)) return "–";
+  if (value === 0) return "0 " + (unit === "bytes" ? "B" : unit);
   if (unit !== "bytes") return value.toPrecision(3) + " " + unit;
   for (const name of ["B", "KiB", "MiB", "GiB"]) {
     if (value < 1024 || name === "GiB") return (name === "B" || value >= 100 ? value.toFixed(0) : value.toFixed(1)) + " " + name;

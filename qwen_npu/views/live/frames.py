@@ -101,6 +101,8 @@ class Frames:
         self._at: dict[str, int] = {}
         self._run = 0
         self._stepped = False
+        self._fork = 0
+        self._last_step = -1
         self._before: tuple[str, int] | None = None
         self._live: dict[str, str] = {}
         self._alive_bytes = 0
@@ -182,7 +184,10 @@ class Frames:
     def _take(self, event: tuple[Any, ...], born: dict[int, Buffer]) -> None:
         seq, t_ns, kind, stage, step, buffer, other, nbytes, source, detail = event
         if self._opens(stage, step, kind):
-            self._open(stage, step, seq, t_ns)
+            if step >= 0 and self._resumes(stage, step):
+                self._resume(stage, step)
+            else:
+                self._open(stage, step, seq, t_ns)
         if source == "emulator":
             if kind in ("allocate", "free"):
                 self._device_bytes = (self._device_bytes or 0) + (nbytes if kind == "allocate" else -nbytes)
@@ -219,9 +224,14 @@ class Frames:
         before, self._before = self._before, (stage, step)
         after_steps = before is not None and before[0] == stage and before[1] >= 0
         if self._stepped and stage in FIRST_STAGES:
-            self._run, self._stepped = self._run + 1, False
+            self._run, self._stepped, self._fork = self._run + 1, False, len(self.ticks)
         elif step >= 0 and stage in STEP_STAGES:
-            self._stepped = True
+            if not self._stepped and self._fork and step > self._last_step:
+                # No new generation: a sequence joined a group, whose steps go on.
+                self._run -= 1
+                for number in range(self._fork, len(self.ticks)):
+                    self.ticks[number] = self.ticks[number]._replace(run=self._run)
+            self._stepped, self._last_step = True, step
         label = stage or "start"
         if step >= 0:
             label = f"{stage} {step}"
@@ -242,6 +252,40 @@ class Frames:
             at = self._at.get(id_)
             if at is not None and self.rows[at].alive:
                 self._codes[at, number] |= LIVE
+
+    def _resumes(self, stage: str, step: int) -> bool:
+        """Whether the newest step is this one, and only the same stage has been between."""
+        for tick in reversed(self.ticks):
+            if tick.stage != stage:
+                return False
+            if tick.step >= 0:
+                return tick.step == step
+        return False
+
+    def _resume(self, stage: str, step: int) -> None:
+        """A model was built in the middle of a step: what happened meanwhile becomes part of the step."""
+        self._before = (stage, step)
+        while self.ticks[-1].step != step:
+            last = len(self.ticks) - 1
+            self.ticks.pop()
+            late, figures = self.figures.pop(), self.figures[-1]
+            for name in ("up_bytes", "down_bytes", "allocated_bytes"):
+                setattr(figures, name, getattr(figures, name) + getattr(late, name))
+            for name in ("kv_bytes", "recurrent_bytes", "alive_bytes", "device_bytes"):
+                if getattr(late, name) is not None:
+                    setattr(figures, name, getattr(late, name))
+            figures.text += late.text
+            figures.graph = late.graph or figures.graph
+            self.copies[last - 1] += self.copies.pop()
+            self.hazards = [(min(tick, last - 1), text) for tick, text in self.hazards]
+            now, before = self._codes[:, last], self._codes[:, last - 1]
+            before[:] = (before & (0xFF ^ LIVE ^ TWO)) | now
+            for cells in (self._nbytes, self._generation):
+                cells[:, last - 1] = np.where(now > 0, cells[:, last], cells[:, last - 1])
+                cells[:, last] = 0
+            self._wrote[:, last - 1] = np.minimum(self._wrote[:, last], last - 1)
+            self._wrote[:, last] = -1
+            now[:] = 0
 
     def _room(self) -> None:
         """Doubles the arrays when a row or a tick does not fit."""

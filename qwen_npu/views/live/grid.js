@@ -60,8 +60,9 @@ function drawCell(g, theme, x, y, w, h, colour, strength, pattern, glyph) {
     if (pattern === 2) for (let i = x + 3; i < x + w; i += 6) for (let j = y + 3; j < y + h; j += 6) g.fillRect(i, j, 1.5, 1.5);
     g.restore();
   }
-  if (glyph && w >= 7 * glyph.length + 2) {
-    g.font = "600 11px system-ui, sans-serif";
+  const size = w >= 8 * glyph.length + 2 ? 11 : 9;
+  if (glyph && w >= 0.62 * size * glyph.length + 1) {
+    g.font = `600 ${size}px system-ui, sans-serif`;
     g.textAlign = "center";
     if (pattern) { g.fillStyle = css(fill); g.fillRect(x + w / 2 - 4 * glyph.length - 1, y + 3, 8 * glyph.length + 2, h - 6); }
     g.fillStyle = ink;

@@ -141,6 +141,10 @@ def facts(frames: Frames, id_: str, tick: int) -> dict[str, str]:
     nbytes = int(frames.nbytes[row.number, tick])
     generation = int(frames.generation[row.number, tick])
     told = {"buffer": id_, "at": frames.ticks[tick].label, "role": _role(code, row) or "not there"}
+    if code & PEEKED:
+        told["role"] += "; looked at by a peek"
+    if code & TWO:
+        told["role"] += "; two generations alive within the step, this is the newer"
     buffer = _life(frames, row, generation)
     if buffer is not None:
         told |= {
@@ -189,12 +193,8 @@ def _role(code: int, row: Row) -> str:
             told += ", live from here on" if code & WRITTEN and not code & READ else ", live"
         elif row.buffer is not None and row.buffer.half:
             told += ", scratch from here on" if code & READ else ", scratch"
-    if code & PEEKED:
-        told += ", peeked at"
-    if code & TWO:
-        told += ", two generations"
     if code & FREED:
-        told += ", freed" if not code & TWO else ", the old one freed"
+        told += ", freed" if not code & TWO else ", old one freed"
     return told
 
 

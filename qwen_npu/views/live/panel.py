@@ -129,6 +129,7 @@ class Panel:
             palette=norms.PALETTE,
             glyphs=norms.GLYPHS,
             legend=norms.LEGEND,
+            cursor=-1,
         )
         self._slots_box = w.VBox(
             [_head("Slots of the pool"), self.slots], layout=w.Layout(display="none", overflow="hidden")

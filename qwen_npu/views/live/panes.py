@@ -14,19 +14,23 @@ _GREEN, _RED, _AMBER = ("#00664B", "#FFFFFF"), ("#A32A00", "#FFFFFF"), ("#6B4700
 """Background and text of badges: contrast of at least 4.5 on either theme."""
 
 
+TEXT_BEFORE, TEXT_AFTER = 480, 160
+"""Characters of the answer shown before and after the cursor: what fits its pane. The ledger holds all of it."""
+
+
 def answer(frames: Frames, cursor: int) -> str:
     """The text so far: what is known at the cursor, then what came later, faint."""
     if not frames.ticks:
         return f"<div style='{_SOFT}'>The answer grows here.</div>"
     run = frames.ticks[cursor].run
-    before = html.escape(frames.text(cursor))
-    after = html.escape(
-        "".join(
-            frames.figures[number].text
-            for number in range(cursor + 1, len(frames.ticks))
-            if frames.ticks[number].run == run
-        )
-    )
+    known = frames.text(cursor)
+    later = ""
+    for number in range(cursor + 1, len(frames.ticks)):
+        if frames.ticks[number].run != run or len(later) > TEXT_AFTER:
+            break
+        later += frames.figures[number].text
+    before = html.escape(known if len(known) <= TEXT_BEFORE else "… " + known[-TEXT_BEFORE:])
+    after = html.escape(later)
     return (
         "<div style='white-space:pre-wrap;max-height:110px;overflow:auto;font-size:15px;line-height:1.45;"
         "color:var(--jp-ui-font-color1,inherit)'>"

@@ -265,3 +265,51 @@ def test_slots_of_a_pool_at_every_step() -> None:
     assert picture.cells[4, column, 0] == 1
     last = picture.cells[4, -1].tolist()
     assert last[2:] == [CROSSED, pool.GLYPHS.index("∅")]
+
+
+# steps that are interrupted, groups that are joined
+
+
+def split(frames: Frames) -> list[tuple[str, int]]:
+    return [(one.label, one.run) for one in frames.ticks]
+
+
+def test_a_model_built_within_a_step_is_part_of_the_step() -> None:
+    ledger = Ledger()
+    run = Run(ledger)
+    step, outside = {"stage": "verify", "step": 0}, {"stage": "verify", "step": -1}
+    run.allocate("kv.a", "past_kv_cache", "kv", (4,), "float16", stage="admit", step=-1)
+    run.emit("draft", **step)
+    run.emit("stage_begin", detail={"graph": "verify"}, **outside)
+    run.allocate("logits", "logits", "logits", (4,), "float32", **outside)
+    run.upload("kv.a", 8, **outside)
+    run.emit("predict", detail={"graph": "verify", "inputs": ["kv.a"], "outputs": ["logits"]}, **step)
+    run.emit("stage_begin", detail={"graph": "again"}, **outside)
+    run.emit("predict", detail={"graph": "again", "inputs": [], "outputs": ["kv.a"]}, stage="verify", step=1)
+    for frames in (followed(ledger), Frames(ledger)):
+        while frames.last_seq < ledger.last_seq:
+            frames.update()
+        assert frames.ticks == Timeline(ledger).ticks
+        assert split(frames)[:2] == [("admit", 0), ("verify 0", 0)]
+        kv, logits = frames.row("kv.a"), frames.row("logits")
+        assert kv is not None
+        assert logits is not None
+        assert frames.codes[kv.number, 1] & (READ | UPLOADED) == READ | UPLOADED
+        assert frames.codes[logits.number, 1] & WRITTEN
+        assert frames.wrote[logits.number, 1] == 1
+        assert frames.wrote[kv.number, 1] == 1
+        assert [copy.nbytes for copy in frames.copies[1]] == [8]
+        assert len(frames.figures) == len(frames.copies) == len(frames.ticks)
+
+
+def test_a_sequence_that_joins_a_group_begins_no_new_generation() -> None:
+    ledger = Ledger()
+    run = Run(ledger)
+    for stage, step in (("prefill", -1), ("verify", 0), ("verify", 1), ("prefill", -1), ("admit", -1), ("verify", 2)):
+        run.emit("predict", detail={}, stage=stage, step=step)
+    run.emit("predict", detail={}, stage="prefill", step=-1)
+    run.emit("predict", detail={}, stage="verify", step=0)
+    frames = Frames(ledger)
+    frames.update()
+    assert frames.ticks == Timeline(ledger).ticks
+    assert [one.run for one in frames.ticks] == [0, 0, 0, 0, 0, 0, 1, 1]
