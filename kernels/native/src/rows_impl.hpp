@@ -58,10 +58,12 @@ inline void fetch_ahead(const Group<T, Lanes>& group, int64_t j, int groups, boo
   }
 }
 
-// Single: one token, from the pool to the pool. That is decode, and the only case whose every branch is decided here.
+// Single: one token, from the pool to the pool. That is decode, and the only case whose every branch is decided here. There
+// 16-bit states are widened once: the dot product leaves the next group in `Head::group` for the update.
 template <class I, class S, bool VectorDecay, int Lanes, bool Single>
 struct HeadKernel {
   using V = typename I::V;
+  static constexpr bool kStaged = Single && sizeof(S) == 2;
 
   static void run(const Head& h) {
     const int64_t full = Lanes ? Lanes / I::W : h.dk / I::W;
@@ -77,6 +79,7 @@ struct HeadKernel {
       dot[r] = I::zero();
       for (int64_t j = 0; j < vectors; ++j) {
         const V x = source ? load_at<I>(head_rows[r], j, full, tail) : I::load(head_carried[r] + j * I::W);
+        if (kStaged) I::store(h.group + r * h.stride + j * I::W, x);
         dot[r] = I::fma(x, I::load(h.decayed + j * I::W), dot[r]);
       }
     }
@@ -116,9 +119,15 @@ struct HeadKernel {
           V x[kGroup];
           // All rows are read before any is written: the last rows of a group may be one row several times.
           for (int r = 0; r < kGroup; ++r) {
-            x[r] = from_pool ? load_at<I>(from[r], j, full, tail) : I::load(carry[r] + j * I::W);
+            x[r] = from_pool && !kStaged ? load_at<I>(from[r], j, full, tail) : I::load(carry[r] + j * I::W);
           }
-          if (last && (Single || source)) {
+          if (kStaged) {
+            for (int r = 0; r < kGroup; ++r) {
+              const V y = load_at<I>(next[r], j, full, tail);
+              I::store(carry[r] + j * I::W, y);
+              dot[r] = I::fma(y, kd, dot[r]);
+            }
+          } else if (last && (Single || source)) {
             for (int r = 0; r < kGroup; ++r) dot[r] = I::fma(load_at<I>(next[r], j, full, tail), kd, dot[r]);
           } else if (last) {
             for (int r = 0; r < kGroup; ++r) dot[r] = I::fma(I::load(next_carried[r] + j * I::W), kd, dot[r]);
