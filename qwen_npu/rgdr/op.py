@@ -2,7 +2,7 @@
 
 Nothing is written before all checks have passed. A right call of the usual kind is checked and run by the native kernel
 (distribution qwen-npu-kernels) in one go; every other call comes through the checks here, which name what is wrong.
-Without the native kernel `reference.recurrence` computes, in f32 as well. Set QWEN_NPU_KERNELS=0 to leave it out.
+Without the native kernel `reference.recurrence` computes, in f32 as well. Set QWEN_NPU_NATIVE=off to leave it out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _F32 = np.dtype(np.float32)
 @cache
 def native() -> ModuleType | None:
     """The native kernel's module, or None where it is not installed or switched off."""
-    if os.environ.get("QWEN_NPU_KERNELS", "1") == "0":
+    if os.environ.get("QWEN_NPU_NATIVE", "").lower() == "off":
         return None
     try:
         import qwen_npu_kernels
