@@ -118,7 +118,6 @@ class Timeline:
                     ticks.pop()
                 before = (stage, step)
                 continue
-            after_steps = before is not None and before[0] == stage and before[1] >= 0
             before = (stage, step)
             if stepped and stage in FIRST_STAGES:
                 run, stepped, fork = run + 1, False, len(ticks)
@@ -132,7 +131,7 @@ class Timeline:
             if step >= 0:
                 label = f"{stage} {step}"
             elif stage in STEP_STAGES:
-                label = f"{stage} {'end' if after_steps else 'start'}"
+                label = f"{stage} {'end' if stepped else 'start'}"
             ticks.append(Tick(len(ticks), run, stage, step, seq, t_ns, label))
         return ticks
 

@@ -15,6 +15,9 @@ from qwen_npu.views import theme
 from qwen_npu.views.figures import axis
 from qwen_npu.views.theme import Table, bytes_text
 
+_BESIDE = ("peek", "admit")
+"""Graphs that run within a step without being it."""
+
 
 def kv_growth(ledger: Ledger) -> go.Figure:
     """Bytes of the KV cache after each step: held by the buffer, filled with tokens, predicted by the formula."""
@@ -97,7 +100,7 @@ def kv_growth_table(ledger: Ledger) -> Table:
     rows = Table()
     for use in timeline.uses:
         tick = timeline.ticks[use.tick]
-        if not tick.is_step:
+        if not tick.is_step or use.graph.startswith(_BESIDE):
             continue
         written = [timeline.life_at(id_, use.seq, "output") for id_ in use.outputs]
         held = {life.buffer.kind: life.buffer for life in written if life is not None}

@@ -33,7 +33,7 @@ MAX_TEXTS = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """A buffer at a tick. `role`: "read", "written", "uploaded", "read and written" or "idle".
+    """A buffer at a tick. `role`: "read", "written", "uploaded", "peeked", some of them joined by " and ", or "idle".
 
     `life` is None for host arrays, which nobody allocates through the driver.
     """
@@ -53,6 +53,7 @@ def cells(timeline: Timeline, ticks: Sequence[Tick]) -> list[Cell]:
     read: dict[int, set[int]] = defaultdict(set)
     written: dict[int, set[int]] = defaultdict(set)
     uploaded: dict[int, set[int]] = defaultdict(set)
+    peeked: dict[int, set[int]] = defaultdict(set)
     hosts: dict[int, dict[str, tuple[str, int, set[str]]]] = defaultdict(dict)
 
     def touch_host(tick: int, id_: str, role: str, nbytes: int) -> None:
@@ -63,13 +64,15 @@ def cells(timeline: Timeline, ticks: Sequence[Tick]) -> list[Cell]:
 
     for use in timeline.uses:
         if use.tick in wanted:
-            for ids, marks, role in ((use.inputs, read, "input"), (use.outputs, written, "output")):
+            looking = use.graph.startswith("peek")
+            sides = ((use.inputs, peeked if looking else read, "input"), (use.outputs, written, "output"))
+            for ids, marks, side in sides:
                 for id_ in ids:
-                    life = timeline.life_at(id_, use.seq, "output" if role == "output" else "input")
+                    life = timeline.life_at(id_, use.seq, "output" if side == "output" else "input")
                     if life is not None and life.buffer.device != "host":
                         marks[use.tick].add(life.born_seq)
                     else:
-                        touch_host(use.tick, id_, "read" if role == "input" else "written", 0)
+                        touch_host(use.tick, id_, "read" if side == "input" else "written", 0)
     for move in timeline.moves:
         if move.tick in wanted:
             life = timeline.life_at(move.buffer, move.seq) if move.buffer else None
@@ -77,16 +80,13 @@ def cells(timeline: Timeline, ticks: Sequence[Tick]) -> list[Cell]:
                 uploaded[move.tick].add(life.born_seq)
             touch_host(move.tick, move.host, "read" if move.direction == "H2D" else "written", move.nbytes)
 
+    marked = (("read", read), ("written", written), ("uploaded", uploaded), ("peeked", peeked))
     found = []
     for life in timeline.lives:
         first = timeline.tick_at(life.born_seq)
         last = timeline.tick_at(life.dead_seq) if life.dead_seq is not None else timeline.ticks[-1].number
         for number in range(max(first, ticks[0].number), min(last, ticks[-1].number) + 1):
-            roles = [
-                role
-                for role, marks in (("read", read), ("written", written), ("uploaded", uploaded))
-                if life.born_seq in marks[number]
-            ]
+            roles = [role for role, marks in marked if life.born_seq in marks[number]]
             host = life.buffer.device == "host"
             found.append(
                 Cell(
@@ -155,9 +155,7 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
     sources = {move.source for move in moves} | {cell.life.source for cell in found if cell.life is not None}
     states = sum(move.nbytes for move in moves if move.kind in _STATES and timeline.ticks[move.tick].is_step)
     steps = axis.step_ticks(ticks)
-    subtitle = (
-        "R read, W written by predict, U uploaded; host hatched, device solid; ▲ up to the device, ▼ down to the host. "
-    )
+    subtitle = "R read, W written by predict, U uploaded, P peeked at; host hatched, device solid; ▲ up to the device, ▼ down to the host. "
     if steps:
         subtitle += (
             f"<b>{bytes_text(states)} of state crossed in {len(steps)} steps.</b>"
@@ -482,7 +480,7 @@ def _offset(life: Life | None) -> float:
 
 
 def _badge(role: str) -> str:
-    return "".join({"read": "R", "written": "W", "uploaded": "U"}[word] for word in role.split(" and "))
+    return "".join({"read": "R", "written": "W", "uploaded": "U", "peeked": "P"}[word] for word in role.split(" and "))
 
 
 def _hover(cell: Cell, writes: Mapping[int, str]) -> str:

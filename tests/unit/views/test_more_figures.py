@@ -309,3 +309,17 @@ def test_figures_need_nothing_from_the_network() -> None:
             continue
         text = getattr(views, name)(recorded(2)).to_json()
         assert "http" not in text
+
+
+def test_a_peek_within_a_step_is_no_step_of_its_own() -> None:
+    ledger = Ledger()
+    run = Run(ledger, state="host")
+    for step in range(3):
+        run.decode(step, 5)
+        look = {
+            "graph": "peek_fixed",
+            "inputs": ["host.conv", "host.recurrent", "host.kv"],
+            "outputs": ["host.peek_kv"],
+        }
+        run.emit("predict", stage="decode", step=step, detail=look)
+    assert [row["step"] for row in views.kv_growth_table(ledger)] == [0, 1, 2]
