@@ -163,6 +163,10 @@ class Cockpit:
             self.frames, self.books, self.cursor, self._checks = None, None, 0, None
         self._refresh()
 
+    def read_on(self) -> None:
+        """Takes in what was recorded since: of a recording that somebody else is still writing."""
+        self._refresh()
+
     def seek(self, tick: int) -> None:
         """Moves every pane to a tick."""
         last = len(self.frames.ticks) - 1 if self.frames else 0

@@ -154,8 +154,8 @@ def facts(frames: Frames, id_: str, tick: int) -> dict[str, str]:
             "generation": str(buffer.generation),
             "allocated at": buffer.site or "unknown",
         }
-        if buffer.address is not None:
-            told["address"] = f"{buffer.address:#x} (emulator)"
+        known = buffer.address is not None
+        told["address"] = f"{buffer.address:#x} (emulator)" if known else "not observable: this driver does not tell it"
     else:
         told |= {
             "bytes": f"{bytes_text(nbytes)} ({nbytes:,} B)" if nbytes else "not told",

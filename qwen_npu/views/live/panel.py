@@ -66,6 +66,8 @@ class Panel:
         self.pause.on_click(guard(lambda _: cockpit.pause()))
         self.reset.on_click(guard(lambda _: cockpit.reset()))
         self.picture.observe(guard(lambda _: self._thumbnail()), "value")
+        self.read_on = w.Button(description="Read on", icon="refresh", tooltip="Take in what was recorded since")
+        self.read_on.on_click(guard(lambda _: cockpit.read_on()))
 
         # what is said
         self.status = w.HTML()
@@ -164,9 +166,10 @@ class Panel:
             ),
             w.HBox([self.run, self.step, self.pause, self.reset, self.status], layout=w.Layout(**flow)),
         ]
-        parts: list[Any] = [] if self._cockpit.replay else controls
-        if self._cockpit.replay:
-            parts = [self.status]
+        replay = [w.HBox([self.read_on, *([self.status] if self._cockpit.replay else [])], layout=w.Layout(**flow))]
+        parts: list[Any]
+        parts, unused = (replay, controls) if self._cockpit.replay else (controls, replay)
+        self._unused = w.VBox(unused)  # held to be closed with the rest
         parts += [
             self.strip,
             self.text,
@@ -252,6 +255,7 @@ class Panel:
         for link in self._links:
             link.close()
         _close(self.widget)
+        _close(self._unused)
 
     def _say(self, running: bool) -> None:
         cockpit = self._cockpit

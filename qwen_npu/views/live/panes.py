@@ -63,6 +63,8 @@ def instant(frames: Frames, cursor: int) -> str:
     rows.append(("our buffers", bytes_text(figures.alive_bytes)))
     if figures.device_bytes is not None:
         rows.append(("device memory", f"{bytes_text(figures.device_bytes)}, weights and all (emulator)"))
+    else:
+        rows.append(("device memory", "not observable: this driver does not tell it"))
     if figures.predict_ms is not None:
         rows.append(("time", f"predict {figures.predict_ms:.2f} ms, wall {figures.wall_ms or 0:.2f} ms"))
     if frames.ticks[cursor].stage == "verify" and figures.drafted is not None:

@@ -207,6 +207,37 @@ def test_a_recording_is_shown_without_a_session(tmp_path: Path) -> None:
         assert "books balance" in shown.light.value
 
 
+def test_a_recording_that_is_still_written_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.ledger"
+    ledger = Ledger(path)
+    run = Run(ledger)
+    run.generate(2)
+    ledger.flush()
+    with Cockpit(ledger=path) as cockpit:
+        shown = panel(cockpit)
+        before = len(cockpit.frames.ticks)
+        run.generate(3)
+        ledger.flush()
+        shown.read_on.click()
+        assert len(cockpit.frames.ticks) > before
+        assert shown.slider.max == len(cockpit.frames.ticks) - 1
+    ledger.close()
+
+
+def test_what_the_vendors_package_does_not_tell_is_said() -> None:
+    ledger = Ledger()
+    Run(ledger, addresses=False).generate(3)
+    with Cockpit(ledger=ledger) as cockpit:
+        shown = panel(cockpit)
+        shown.search.value = "conv.a"
+        cockpit.seek(4)
+        assert "device memory" in shown.instant.value
+        assert "not observable" in shown.instant.value
+        assert "address</td>" in shown.buffer.value
+        assert "not observable" in shown.buffer.value
+        assert "books balance" in shown.light.value
+
+
 def test_the_light_is_red_when_the_books_do_not_balance() -> None:
     ledger = Ledger()
     for event in recorded(3).events():
@@ -251,6 +282,8 @@ def test_every_widget_is_closed() -> None:
             cockpit.run()
             cockpit.wait(20)
             assert len(_instances) > len(before) + 20
+    with Cockpit(ledger=recorded(3)) as replay:
+        assert panel(replay)
     assert set(_instances) == before
     with pytest.raises(UsageError, match="closed"):
         cockpit.run()
