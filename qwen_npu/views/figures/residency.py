@@ -155,7 +155,9 @@ def residency(ledger: Ledger, *, window: Window | None = None) -> go.Figure:
     sources = {move.source for move in moves} | {cell.life.source for cell in found if cell.life is not None}
     states = sum(move.nbytes for move in moves if move.kind in _STATES and timeline.ticks[move.tick].is_step)
     steps = axis.step_ticks(ticks)
-    subtitle = "R read, W written by predict, U uploaded, P peeked at; host hatched, device solid; ▲ up to the device, ▼ down to the host. "
+    subtitle = "R read, W written, U uploaded"
+    subtitle += ", P peeked at" if any("peeked" in cell.role for cell in found) else ""
+    subtitle += "; host hatched, device solid; ▲ up to the device, ▼ down to the host. "
     if steps:
         subtitle += (
             f"<b>{bytes_text(states)} of state crossed in {len(steps)} steps.</b>"

@@ -323,3 +323,14 @@ def test_a_peek_within_a_step_is_no_step_of_its_own() -> None:
         }
         run.emit("predict", stage="decode", step=step, detail=look)
     assert [row["step"] for row in views.kv_growth_table(ledger)] == [0, 1, 2]
+
+
+def test_residency_keeps_peeks_apart_from_steps() -> None:
+    ledger = recorded(1)
+    run = Run(ledger)
+    run.allocate("conv.b", "past_conv_states", "conv", (4,), "float16", stage="decode", step=5)
+    look = {"graph": "peek_fixed", "inputs": ["conv.b"], "outputs": ["host.peek_conv"]}
+    run.emit("predict", stage="decode", step=5, detail=look)
+    assert [row["role"] for row in views.residency_table(ledger) if row["buffer"] == "conv.b"][-1] == "peeked"
+    assert "P peeked at" in views.residency(ledger).layout.title.subtitle.text
+    assert "peeked" not in views.residency(recorded(1)).layout.title.subtitle.text
