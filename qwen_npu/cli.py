@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from qwen_npu import __version__
+    from qwen_npu.build import add_commands as add_build
+    from qwen_npu.convert import add_commands as add_convert
     from qwen_npu.lab import add_commands as add_lab
     from qwen_npu.nightly.commands import add_commands as add_nightly
     from qwen_npu.planner import add_commands as add_plan
@@ -51,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     add_lab(commands)
     add_nightly(commands)
     add_readers(commands)
+    add_build(commands)
+    add_convert(commands)
     add_plan(commands)
     return parser
 
