@@ -181,20 +181,25 @@ class Ledger:
             self._open().execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, _encode(value)))
 
     def close(self) -> None:
-        """Ends the recording: everything is in one file, which this object goes on reading."""
+        """Ends the recording: everything is in one file, which this object opens again when it is asked to read."""
         with self._lock:
-            if not self._writable:
-                return
-            self._write()
-            self._writable = False
-            self._stop.set()
-            if self.path is not None and self._connection is not None:
-                with _explained(self.path):
-                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                    with suppress(sqlite3.OperationalError):  # while others read it; the file is complete all the same
-                        self._connection.execute("PRAGMA journal_mode=DELETE")
-                    self._connection.close()
+            if self._writable:
+                self._end_writing()
+            elif self.path is not None and self._connection is not None:
+                self._connection.close()
                 self._connection = None
+
+    def _end_writing(self) -> None:
+        self._write()
+        self._writable = False
+        self._stop.set()
+        if self.path is not None and self._connection is not None:
+            with _explained(self.path):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                with suppress(sqlite3.OperationalError):  # while others read it; the file is complete all the same
+                    self._connection.execute("PRAGMA journal_mode=DELETE")
+                self._connection.close()
+            self._connection = None
 
     def _refuse_writing(self, what: str) -> None:
         raise LedgerError(
