@@ -206,6 +206,7 @@ class RecordingModel:
             "graph": self.graph,
             "inputs": [tensor.buffer for tensor in inputs],
             "outputs": [tensor.buffer for tensor in results],
+            "site": _site(),
         }
         emit("predict", start_ns, detail=detail)
         if not self._on_device:

@@ -139,7 +139,8 @@ def buffers(timeline: Timeline) -> list[dict[str, Any]]:
 def last_writes(timeline: Timeline, wanted: Collection[int]) -> dict[int, str]:
     """Who wrote the lives born at the `wanted` events last: born_seq -> "predict of decode_fixed, decode 3, at
     file:line"."""
-    ids = {life.buffer.id for life in timeline.lives if life.born_seq in wanted}
+    sites = {life.born_seq: life.buffer.site for life in timeline.lives if life.born_seq in wanted}
+    ids = {life.buffer.id for life in timeline.lives if life.born_seq in sites}
     writers: dict[int, Move | Use] = {}
     for move in timeline.moves:
         if move.direction == "H2D" and move.buffer in ids:
@@ -156,10 +157,11 @@ def last_writes(timeline: Timeline, wanted: Collection[int]) -> dict[int, str]:
         writer = writers[born]
         at_tick = timeline.ticks[writer.tick].label
         if isinstance(writer, Move):
-            texts[born] = f"upload, {at_tick}"
+            # The one call that allocates a buffer for an array also uploads it.
+            text, site = "upload", sites[born]
         else:
-            graph = f" of {writer.graph}" if writer.graph else ""
-            texts[born] = f"predict{graph}, {at_tick}" + (f", at {writer.site}" if writer.site else "")
+            text, site = f"predict of {writer.graph}" if writer.graph else "predict", writer.site
+        texts[born] = f"{text}, {at_tick}" + (f", at {site}" if site else "")
     return texts
 
 
