@@ -8,6 +8,7 @@ import math
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,8 @@ class Cockpit:
                 setattr(self.settings, name, value)
             if self._record_to is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="qwen-npu-cockpit-"))
+                # also when the kernel ends without close()
+                self._tidy = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             self._runner = self._new_runner(session)
         else:
             assert ledger is not None
@@ -191,7 +194,7 @@ class Cockpit:
         if self._own_session and self._session is not None:
             self._session.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._tidy()
 
     def __enter__(self) -> Cockpit:
         return self
