@@ -3,8 +3,8 @@
     python -m tests.bench.bench_ledger [BUNDLE]
 
 The ratio is the median of pairs of blocks that alternate in one generation, in CPU time of the thread that decodes, so
-that other programs on the machine change it little. The file is written by another thread, whose time counts in the sink
-alone. Exit code 1 if a limit is passed.
+that other programs on the machine change it little. The file is written by another thread, whose time counts only in
+the figures of the sink alone. Exit code 1 if a limit is passed.
 """
 
 from __future__ import annotations
