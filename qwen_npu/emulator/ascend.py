@@ -15,7 +15,7 @@ from qwen_npu.emulator.engine import Binding, Engine, Port
 from qwen_npu.emulator.enums import NUMPY_OF, DataType
 from qwen_npu.emulator.memory import Block, aligned_bytes, card, poison
 from qwen_npu.emulator.target import Target, refused
-from qwen_npu.emulator.tensor import Signature, _Core, handed_out
+from qwen_npu.emulator.tensor import Signature, TensorCore, handed_out
 from qwen_npu.ledger.events import now_ns
 
 _PLANS_KEPT = 8
@@ -84,7 +84,7 @@ class AscendTarget(Target):
         self._plans: dict[tuple[Signature, ...], _Plan] = {}
         self._stages = [_Stage(device, port.name) for port in engine.inputs]
 
-    def predict(self, inputs: Sequence[_Core], outputs: Sequence[_Core]) -> list[_Core]:
+    def predict(self, inputs: Sequence[TensorCore], outputs: Sequence[TensorCore]) -> list[TensorCore]:
         """Runs once. Without `outputs` the results come to the host.
 
         Raises:
@@ -116,7 +116,7 @@ class AscendTarget(Target):
             self._deliver(outputs[staged.port], staged)
         return list(outputs)
 
-    def _bring(self, core: _Core, staged: _Staged) -> None:
+    def _bring(self, core: TensorCore, staged: _Staged) -> None:
         port = self.engine.inputs[staged.port]
         source = core.data
         if core.block is None:
@@ -141,7 +141,7 @@ class AscendTarget(Target):
         elif source is not None:
             staged.array[...] = source
 
-    def _deliver(self, core: _Core, staged: _Staged) -> None:
+    def _deliver(self, core: TensorCore, staged: _Staged) -> None:
         start = now_ns()
         if core.data is None:
             core.data = np.empty(core._shape, NUMPY_OF[core._dtype])
@@ -157,7 +157,7 @@ class AscendTarget(Target):
                 block=None,
             )
 
-    def _to_host(self, values: Sequence[np.ndarray]) -> list[_Core]:
+    def _to_host(self, values: Sequence[np.ndarray]) -> list[TensorCore]:
         start = now_ns()
         cores = self.keep_results(values)
         if instrument.sinks:
@@ -199,7 +199,9 @@ class AscendTarget(Target):
 
     # Checks and preparation: once for each set of buffers.
 
-    def _prepare(self, inputs: Sequence[_Core], outputs: Sequence[_Core], key: tuple[Signature, ...]) -> _Plan:
+    def _prepare(
+        self, inputs: Sequence[TensorCore], outputs: Sequence[TensorCore], key: tuple[Signature, ...]
+    ) -> _Plan:
         found: list[tuple[policy.Hazard, np.ndarray | None]] = []
         self._check_inputs(inputs, found)
         if outputs:
@@ -227,7 +229,7 @@ class AscendTarget(Target):
             self._plans[key] = plan
         return plan
 
-    def _check_inputs(self, inputs: Sequence[_Core], found: list[tuple[policy.Hazard, np.ndarray | None]]) -> None:
+    def _check_inputs(self, inputs: Sequence[TensorCore], found: list[tuple[policy.Hazard, np.ndarray | None]]) -> None:
         shapes: list[tuple[int, ...]] = []
         for core, port, kind in zip(inputs, self.engine.inputs, self.input_types, strict=True):
             if core._dtype is not kind:
@@ -242,7 +244,7 @@ class AscendTarget(Target):
         if shapes != self.shapes:
             self.set_shapes(shapes, automatic=True)
 
-    def _check_place(self, core: _Core, port: Port, found: list[tuple[policy.Hazard, np.ndarray | None]]) -> None:
+    def _check_place(self, core: TensorCore, port: Port, found: list[tuple[policy.Hazard, np.ndarray | None]]) -> None:
         block = core.block
         if block is None:
             return
@@ -267,8 +269,8 @@ class AscendTarget(Target):
 
     def _check_outputs(
         self,
-        inputs: Sequence[_Core],
-        outputs: Sequence[_Core],
+        inputs: Sequence[TensorCore],
+        outputs: Sequence[TensorCore],
         found: list[tuple[policy.Hazard, np.ndarray | None]],
     ) -> None:
         engine = self.engine
@@ -307,7 +309,7 @@ class AscendTarget(Target):
                     found.append((hazard, core.data))
 
     def _check_form(
-        self, core: _Core, port: Port, kind: DataType, found: list[tuple[policy.Hazard, np.ndarray | None]]
+        self, core: TensorCore, port: Port, kind: DataType, found: list[tuple[policy.Hazard, np.ndarray | None]]
     ) -> None:
         shape = self._written_shape(core, port)
         wanted = int(np.prod(shape, dtype=np.int64)) * NUMPY_OF[kind].itemsize
@@ -329,7 +331,7 @@ class AscendTarget(Target):
             )
             found.append((hazard, None))
 
-    def _written_shape(self, core: _Core, port: Port) -> tuple[int, ...]:
+    def _written_shape(self, core: TensorCore, port: Port) -> tuple[int, ...]:
         """The output's shape; where a size follows from nothing, the one that the given tensor has."""
         sizes = self.output_shape(port)
         given: Sequence[int] = core._shape if len(core._shape) == len(sizes) else [1] * len(sizes)
@@ -337,8 +339,8 @@ class AscendTarget(Target):
 
     def _bind(
         self,
-        inputs: Sequence[_Core],
-        outputs: Sequence[_Core],
+        inputs: Sequence[TensorCore],
+        outputs: Sequence[TensorCore],
         hazards: tuple[tuple[policy.Hazard, np.ndarray | None], ...],
     ) -> _Plan | None:
         engine = self.engine
@@ -374,11 +376,11 @@ class AscendTarget(Target):
         return _Plan(engine.bind(sources, targets), tuple(staged_inputs), tuple(staged_outputs), bool(outputs), hazards)
 
 
-def _label(core: _Core, port: Port) -> str:
+def _label(core: TensorCore, port: Port) -> str:
     return core.get_tensor_name() or port.name
 
 
-def _where(core: _Core) -> str:
+def _where(core: TensorCore) -> str:
     assert core.block is not None
     name = core.get_tensor_name()
     return f"the tensor {name + ' ' if name else ''}at {core.block.address:#x}"

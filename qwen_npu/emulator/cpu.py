@@ -3,7 +3,9 @@ before a dynamic graph runs, results in memory that the next predict overwrites,
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +13,8 @@ import numpy as np
 from qwen_npu.emulator import policy
 from qwen_npu.emulator.engine import Engine, EngineError, Port
 from qwen_npu.emulator.memory import poison
-from qwen_npu.emulator.target import Target, refused
-from qwen_npu.emulator.tensor import _Core
+from qwen_npu.emulator.target import Refused, Target, refused
+from qwen_npu.emulator.tensor import TensorCore
 from qwen_npu.errors import WorkbenchError
 
 
@@ -36,7 +38,7 @@ class CpuTarget(Target):
         shape = super().meta_shape(port)
         return [-1] if -1 in shape else shape  # the vendor forgets the rank of an output that is not known
 
-    def predict(self, inputs: Sequence[_Core], outputs: Sequence[_Core]) -> list[_Core]:
+    def predict(self, inputs: Sequence[TensorCore], outputs: Sequence[TensorCore]) -> list[TensorCore]:
         """Runs once; results are in the model's own memory, whatever `outputs` says.
 
         Raises:
@@ -46,11 +48,7 @@ class CpuTarget(Target):
         arrays = self._arrays(inputs)
         self._check_outputs(inputs, outputs)
         engine = self._relaxed or self.engine
-        binding = engine.bind(arrays, [None] * len(engine.outputs))
-        try:
-            values = engine.run(binding)
-        except EngineError as error:
-            raise refused(f"{self.model} cannot run: {error}") from error
+        values = self.run(engine.bind(arrays, [None] * len(engine.outputs)), engine)
         self.predicts += 1
         results = self.keep_results(values)
         if not outputs:
@@ -61,7 +59,7 @@ class CpuTarget(Target):
                 given._reform()
         return list(outputs)
 
-    def _arrays(self, inputs: Sequence[_Core]) -> list[np.ndarray]:
+    def _arrays(self, inputs: Sequence[TensorCore]) -> list[np.ndarray]:
         if self._damaged:
             raise refused(
                 f"{self.model} was given an input of the wrong size before, and the vendor's model stays damaged",
@@ -88,7 +86,7 @@ class CpuTarget(Target):
             raise refused(hazard.problem, expected=hazard.expected, fix=hazard.fix)
         return [self._array(index, core) for index, core in enumerate(inputs)]
 
-    def _array(self, index: int, core: _Core) -> np.ndarray:
+    def _array(self, index: int, core: TensorCore) -> np.ndarray:
         port, shape = self.engine.inputs[index], self.shapes[index]
         count = int(np.prod(shape, dtype=np.int64))
         if core.get_element_num() != count:
@@ -127,7 +125,7 @@ class CpuTarget(Target):
             poison(array, spoilt)
         return array
 
-    def feeds_itself(self, source: _Core, port: Port) -> float | None:
+    def feeds_itself(self, source: TensorCore, port: Port) -> float | None:
         if not any(result.array is source.data for result in self._results):
             return None
         poisoned = self.report(
@@ -142,7 +140,7 @@ class CpuTarget(Target):
         )
         return np.nan if poisoned else 0.0  # the vendor's memory pool has given it to an intermediate result: any value
 
-    def _check_outputs(self, inputs: Sequence[_Core], outputs: Sequence[_Core]) -> None:  # noqa: ARG002
+    def _check_outputs(self, inputs: Sequence[TensorCore], outputs: Sequence[TensorCore]) -> None:  # noqa: ARG002
         if not outputs:
             return
         count = len(self.engine.outputs)
@@ -182,9 +180,6 @@ def _relax(engine: Engine, shapes: list[tuple[int, ...]]) -> Engine:
     Raises:
         Refused: the graph does not work in these shapes.
     """
-    import tempfile
-    from pathlib import Path
-
     import onnx
 
     model = onnx.load(str(engine.path))
@@ -207,7 +202,5 @@ def _relax(engine: Engine, shapes: list[tuple[int, ...]]) -> Engine:
                 f"{engine.path.name} cannot be resized to {[list(shape) for shape in shapes]}: {error}",
                 expected="shapes that its operators can take",
             )
-            from qwen_npu.emulator.target import Refused
-
             raise Refused(cause) from error
     return relaxed

@@ -42,7 +42,6 @@ class Binding(NamedTuple):
 
     binding: Any
     free_outputs: tuple[int, ...]
-    keep: tuple[np.ndarray, ...]
 
 
 class Engine:
@@ -104,7 +103,7 @@ class Engine:
                 free.append(index)
             else:
                 binding.bind_output(port.name, "cpu", 0, target.dtype.type, target.shape, target.ctypes.data)
-        return Binding(binding._iobinding, tuple(free), ())
+        return Binding(binding._iobinding, tuple(free))
 
     def run(self, binding: Binding) -> list[np.ndarray]:
         """Runs, and returns the outputs that onnxruntime allocated, in order.

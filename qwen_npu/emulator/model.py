@@ -13,7 +13,7 @@ from qwen_npu.emulator.checks import check_elements, check_isinstance
 from qwen_npu.emulator.context import Context
 from qwen_npu.emulator.enums import ModelType
 from qwen_npu.emulator.target import Refused
-from qwen_npu.emulator.tensor import Tensor, TensorMeta, _Core
+from qwen_npu.emulator.tensor import Tensor, TensorCore, TensorMeta
 from qwen_npu.errors import DeviceError, DeviceMemoryError
 
 TYPE_CHECKING = False
@@ -104,7 +104,7 @@ class Model:
             value._tensor or _built(value) if type(value) is Tensor else self._core(index, value)
             for index, value in enumerate(inputs)
         ]
-        given: list[_Core] = []
+        given: list[TensorCore] = []
         if outputs is not None:
             if not isinstance(outputs, list):
                 raise TypeError(f"outputs must be list, but got {type(outputs)}.")
@@ -154,7 +154,7 @@ class Model:
         except Refused as refusal:
             raise RuntimeError(f"resize failed! Error is {refusal.status}") from refusal.cause
 
-    def _core(self, index: int, value: Tensor | np.ndarray) -> _Core:
+    def _core(self, index: int, value: Tensor | np.ndarray) -> TensorCore:
         if isinstance(value, Tensor):
             return _built(value)
         if isinstance(value, np.ndarray):
@@ -199,7 +199,7 @@ class ModelParallelRunner:
         return self._model.predict(inputs, outputs)
 
 
-def _built(tensor: Tensor) -> _Core:
+def _built(tensor: Tensor) -> TensorCore:
     core = tensor._tensor
     if core is None:
         raise AttributeError("'NoneType' object has no attribute 'get_data_type'")

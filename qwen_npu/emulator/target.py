@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from qwen_npu.emulator import instrument, policy
-from qwen_npu.emulator.engine import Engine, EngineError, Port
-from qwen_npu.emulator.enums import OF_SCALAR, DataType, Format
+from qwen_npu.emulator.engine import Binding, Engine, EngineError, Port
+from qwen_npu.emulator.enums import NUMPY_OF, OF_SCALAR, DataType, Format
 from qwen_npu.emulator.memory import poison
-from qwen_npu.emulator.tensor import TensorMeta, _Core, core_of_view, stale_hazard
+from qwen_npu.emulator.tensor import TensorCore, TensorMeta, core_of_view, stale_hazard
 from qwen_npu.errors import WorkbenchError
 
 MAX_INT32 = 2**31 - 1
@@ -56,7 +56,7 @@ class Target:
         self.output_types = tuple(self.shown(port) for port in engine.outputs)
         self.shapes: list[tuple[int, ...]] = [_declared(port) for port in engine.inputs]
         self.input_cores = [
-            _Core(kind, shape, name=port.name)
+            TensorCore(kind, shape, name=port.name)
             for kind, shape, port in zip(self.input_types, self.shapes, engine.inputs, strict=True)
         ]
         self._results: list[_Results] = [_Results(self, port, kind) for port, kind in self._output_ports()]
@@ -119,7 +119,7 @@ class Target:
     def report(self, hazard: policy.Hazard) -> bool:
         return policy.report(hazard, model=self.model, predict=self.predicts)
 
-    def check_feed(self, core: _Core, port: Port) -> float | None:
+    def check_feed(self, core: TensorCore, port: Port) -> float | None:
         """Hazards of a host input that looks at results of an earlier predict. A number: that is read instead."""
         source = core if core.views is not None else core_of_view(core.data) if core.data is not None else None
         if source is None:
@@ -129,11 +129,11 @@ class Target:
             return np.nan if self.report(hazard) else None
         return self.feeds_itself(source, port)
 
-    def feeds_itself(self, source: _Core, port: Port) -> float | None:  # noqa: ARG002 (a target may not object)
+    def feeds_itself(self, source: TensorCore, port: Port) -> float | None:  # noqa: ARG002 (a target may not object)
         """Hazard of a result fed straight back. A number: that is read instead."""
         return None
 
-    def check_given(self, core: _Core, port: Port) -> None:
+    def check_given(self, core: TensorCore, port: Port) -> None:
         if core.block is None and core.data is None:
             self.report(
                 policy.Hazard(
@@ -145,13 +145,14 @@ class Target:
                 )
             )
 
-    def run(self, binding: Any) -> list[np.ndarray]:
+    def run(self, binding: Binding, engine: Engine | None = None) -> list[np.ndarray]:
+        """Runs a prepared binding, of another engine than the target's if given."""
         try:
-            return self.engine.run(binding)
+            return (engine or self.engine).run(binding)
         except EngineError as error:
             raise refused(f"{self.model} cannot run: {error}") from error
 
-    def keep_results(self, arrays: Sequence[np.ndarray]) -> list[_Core]:
+    def keep_results(self, arrays: Sequence[np.ndarray]) -> list[TensorCore]:
         return [result.put(array) for result, array in zip(self._results, arrays, strict=True)]
 
 
@@ -163,18 +164,16 @@ class _Results:
         self.port = port
         self.kind = kind
         self.array: np.ndarray | None = None
-        self.shown: weakref.ref[_Core] | None = None
+        self.shown: weakref.ref[TensorCore] | None = None
 
-    def put(self, value: np.ndarray) -> _Core:
+    def put(self, value: np.ndarray) -> TensorCore:
         """Stores a value, in the output's shown element type, and makes a core over it."""
-        from qwen_npu.emulator.enums import NUMPY_OF
-
         self._overwrite()
         dtype = NUMPY_OF[self.kind]
         if self.array is None or self.array.shape != value.shape:
             self.array = np.empty(value.shape, dtype)
         np.copyto(self.array, value, casting="unsafe")
-        core = _Core(self.kind, value.shape, name=self.port.name, form=Format.DEFAULT, data=self.array)
+        core = TensorCore(self.kind, value.shape, name=self.port.name, form=Format.DEFAULT, data=self.array)
         core.views = []
         self.shown = weakref.ref(core)
         return core

@@ -1,7 +1,7 @@
 """Tensor and TensorMeta of the vendor package: host tensors share the caller's arrays, device tensors never do.
 
-A `Tensor` is a thin wrapper around a `_Core`, as the vendor's is around its C++ object: predict returns new wrappers
-around the same cores, and setting other data gives a wrapper a new core.
+A `Tensor` is a thin wrapper around a `TensorCore`, as the vendor's is around its C++ object: predict returns new
+wrappers around the same cores, and setting other data gives a wrapper a new core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Window:
         self._owner = array
 
 
-class _Core:
+class TensorCore:
     """What the vendor's C++ tensor object knows. Method names are those that its error messages show.
 
     Attributes:
@@ -191,7 +191,7 @@ class _Core:
         if self.data is None:
             self.data = np.zeros(self._shape, dtype)
         if self.stale:
-            policy.report(_stale(self, "is read now"))
+            policy.report(stale_hazard(self, "is read now"))
         writeable = self.data.flags.writeable or policy.settings.policy == "vendor"
         view: np.ndarray = np.asarray(_Window(self.data, writeable=writeable))
         if self.views is not None:
@@ -244,11 +244,11 @@ class _Core:
             self.sign()
 
 
-handed_out: dict[int, _Core] = {}
+handed_out: dict[int, TensorCore] = {}
 """id of a living view -> the core it shows; entries go with the view."""
 
 
-def core_of_view(array: np.ndarray) -> _Core | None:
+def core_of_view(array: np.ndarray) -> TensorCore | None:
     """The model's own output that an array looks at, through any number of slices."""
     if not handed_out:
         return None
@@ -261,7 +261,8 @@ def core_of_view(array: np.ndarray) -> _Core | None:
     return None
 
 
-def _stale(core: _Core, use: str) -> policy.Hazard:
+def stale_hazard(core: TensorCore, use: str) -> policy.Hazard:
+    """The hazard of using a model's own output after that model's next predict."""
     return policy.Hazard(
         "stale_view",
         core.get_tensor_name(),
@@ -269,11 +270,6 @@ def _stale(core: _Core, use: str) -> policy.Hazard:
         expected="a copy taken before the next predict",
         fix="tensor.get_data_to_numpy().copy()",
     )
-
-
-def stale_hazard(core: _Core, use: str) -> policy.Hazard:
-    """The hazard of using a model's own output after that model's next predict."""
-    return _stale(core, use)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
@@ -316,7 +312,7 @@ def _unreadable(array: np.ndarray, name: str) -> bool:
 
 def device_core(
     dtype: DataType, shape: Sequence[int], device: str, *, name: str = "", form: Format = Format.NCHW
-) -> _Core | None:
+) -> TensorCore | None:
     """A core with its own device memory; None where the vendor would fail silently (policy vendor)."""
     nbytes = _element_count(shape) * item_bytes(dtype)
     try:
@@ -329,7 +325,7 @@ def device_core(
     data = memory.view(NUMPY_OF[dtype]).reshape(tuple(shape)) if dtype in NUMPY_OF else None
     if data is not None and policy.settings.policy == "corrupt":
         poison(data)
-    return _Core(dtype, shape, name=name, form=form, data=data, block=block)
+    return TensorCore(dtype, shape, name=name, form=form, data=data, block=block)
 
 
 def _parse_device(device: object) -> str:
@@ -358,16 +354,16 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_tensor")
-    _tensor: _Core | None
+    _tensor: TensorCore | None
 
     def __init__(
         self,
-        tensor: Tensor | _Core | np.ndarray | None = None,
+        tensor: Tensor | TensorCore | np.ndarray | None = None,
         shape: list[int] | tuple[int, ...] | None = None,
         dtype: DataType | None = None,
         device: str | None = None,
     ) -> None:
-        if tensor is not None and not isinstance(tensor, (Tensor, np.ndarray, _Core)):
+        if tensor is not None and not isinstance(tensor, (Tensor, np.ndarray, TensorCore)):
             raise TypeError(f"tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray, but got {type(tensor)}.")
         if shape is not None:
             if not isinstance(shape, (list, tuple)):
@@ -380,13 +376,13 @@ class Tensor:
             self._tensor = _from_array(tensor, shape, dtype, place)
         elif isinstance(tensor, Tensor):
             self._tensor = _from_tensor(tensor, shape, dtype, place)
-        elif isinstance(tensor, _Core):
+        elif isinstance(tensor, TensorCore):
             self._tensor = tensor
         else:
             self._tensor = _from_shape(shape, dtype, place)
 
     @classmethod
-    def _around(cls, core: _Core | None) -> Tensor:
+    def _around(cls, core: TensorCore | None) -> Tensor:
         wrapper = cls.__new__(cls)
         wrapper._tensor = core
         return wrapper
@@ -502,12 +498,12 @@ class Tensor:
         array = numpy_obj if numpy_obj.flags.c_contiguous else np.ascontiguousarray(numpy_obj)
         if array.shape != shape:
             array = np.asarray(array).reshape(shape)
-        self._tensor = _Core(core._dtype, shape, name=core._name, data=array, from_numpy=True)
+        self._tensor = TensorCore(core._dtype, shape, name=core._name, data=array, from_numpy=True)
 
 
 def _from_array(
     array: np.ndarray, shape: Sequence[int] | None, dtype: DataType | None, device: str | None
-) -> _Core | None:
+) -> TensorCore | None:
     data_type = supported_dtype(array)
     if shape is not None and tuple(shape) != array.shape:
         raise TypeError(
@@ -519,7 +515,7 @@ def _from_array(
         return None
     if device is None:
         data = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        return _Core(data_type, array.shape, data=data, from_numpy=True)
+        return TensorCore(data_type, array.shape, data=data, from_numpy=True)
     core = device_core(data_type, array.shape, device)
     if core is not None:
         core.upload(array, "Tensor(array, device=)", hidden=False)
@@ -528,7 +524,7 @@ def _from_array(
 
 def _from_tensor(
     tensor: Tensor, shape: Sequence[int] | None, dtype: DataType | None, device: str | None
-) -> _Core | None:
+) -> TensorCore | None:
     source = tensor._tensor
     if source is None:
         return None
@@ -542,7 +538,7 @@ def _from_tensor(
             f"user set dtype is not equal tensor dtype, user's dtype: {dtype}, tensor dtype is: {source._dtype}."
         )
     if source.block is None and device is None:
-        same = _Core(
+        same = TensorCore(
             source._dtype, source._shape, name=source._name, data=source.data, from_numpy=source.data is not None
         )
         same.views = source.views
@@ -563,14 +559,14 @@ def _from_tensor(
                 block=source.block,
             )
     if device is None:
-        return _Core(source._dtype, source._shape, name=source._name, data=array, from_numpy=True)
+        return TensorCore(source._dtype, source._shape, name=source._name, data=array, from_numpy=True)
     core = device_core(source._dtype, source._shape, device, name=source._name)
     if core is not None and array is not None and (source.block is None or source.written):
         core.upload(array, "Tensor(tensor, device=)", hidden=source.block is not None)
     return core
 
 
-def _from_shape(shape: Sequence[int] | None, dtype: DataType | None, device: str | None) -> _Core | None:
+def _from_shape(shape: Sequence[int] | None, dtype: DataType | None, device: str | None) -> TensorCore | None:
     if shape is None or dtype is None:
         given = [name for name, value in (("shape", shape), ("dtype", dtype), ("device", device)) if value is not None]
         if given:
@@ -583,7 +579,7 @@ def _from_shape(shape: Sequence[int] | None, dtype: DataType | None, device: str
                     fix="give both",
                 )
             )
-        return _Core()
+        return TensorCore()
     if any(size < 0 for size in shape):
         policy.report(
             policy.Hazard(
@@ -596,7 +592,7 @@ def _from_shape(shape: Sequence[int] | None, dtype: DataType | None, device: str
         )
         return None
     shape = tuple(int(size) for size in shape)
-    return _Core(dtype, shape) if device is None else device_core(dtype, shape, device)
+    return TensorCore(dtype, shape) if device is None else device_core(dtype, shape, device)
 
 
 class TensorMeta:

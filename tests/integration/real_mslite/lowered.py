@@ -1,4 +1,4 @@
-"""The tiny model's graphs in plain operators, and their converted forms, made once and kept under build/real_mslite."""
+"""The tiny model's graphs in plain operators, and their converted forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 
 from qwen_npu.bundle import Bundle
-from qwen_npu.driver.worker import SUFFIX, Kind, WorkerDriver
+from qwen_npu.driver.worker import SUFFIX, WorkerDriver
 from qwen_npu.graphs import lowering_plain
 from tests.integration.real_mslite.environment import HOME
 
@@ -20,46 +20,39 @@ GRAPHS = ("vision", "prefill", "decode_growing", "decode_fixed")
 
 
 def lowered(bundle: Bundle, directory: Path) -> Bundle:
-    """A bundle in `directory` whose f32 graphs are plain; what is there already stays."""
-    directory.mkdir(exist_ok=True)
+    """A bundle in `directory`, which must be new, whose f32 graphs are plain."""
+    directory.mkdir()
     for path in bundle.directory.iterdir():
-        link = directory / path.name
-        if path.suffix != ".onnx" and not link.exists():
-            link.symlink_to(path)
+        if path.suffix != ".onnx":
+            (directory / path.name).symlink_to(path)
     plain = dataclasses.replace(bundle, directory=directory)
     for graph in GRAPHS:
         for grid in bundle.grids if graph == "vision" else (None,):
-            target = plain.path(graph, numerics="f32", grid=grid)
-            if not target.exists():
-                source = bundle.path(graph, numerics="f32", grid=grid)
-                model = lowering_plain.lower(source, bundle.spec, longest_tokens=max(bundle.buckets))
-                partial = target.with_suffix(".partial")
-                onnx.save(model, str(partial))
-                partial.rename(target)
+            source = bundle.path(graph, numerics="f32", grid=grid)
+            model = lowering_plain.lower(source, bundle.spec, longest_tokens=max(bundle.buckets))
+            onnx.save(model, str(plain.path(graph, numerics="f32", grid=grid)))
     return plain
 
 
-def converted(bundle: Bundle, python: Path) -> Bundle:
-    """The plain bundle, with the .mindir and .ms of each graph beside it; kept under build/real_mslite."""
-    key = hashlib.sha256(bundle.digest.encode() + Path(lowering_plain.__file__).read_bytes()).hexdigest()[:16]
+def converted(bundle: Bundle, python: Path, directory: Path) -> Bundle:
+    """`lowered`, with the .mindir and .ms of each graph beside it.
+
+    Converting takes long: what was made is kept under build/real_mslite by the digest of its ONNX file.
+    """
+    plain = lowered(bundle, directory)
     with _locked(HOME / "lock"):
-        plain = lowered(bundle, HOME / f"graphs-{key}")
         for kind in SUFFIX:
-            missing = [
-                path for path in sorted(plain.directory.glob("*.onnx")) if not path.with_suffix(SUFFIX[kind]).exists()
-            ]
-            if missing:
-                _convert(missing, kind, python)
+            driver: WorkerDriver | None = None
+            for graph in sorted(directory.glob("*.onnx")):
+                kept = HOME / f"{hashlib.sha256(graph.read_bytes()).hexdigest()[:24]}{SUFFIX[kind]}"
+                if not kept.exists():
+                    driver = driver or WorkerDriver(python, kind=kind)
+                    made = driver.convert(graph)
+                    made.rename(kept)
+                graph.with_suffix(SUFFIX[kind]).symlink_to(kept)
+            if driver is not None:
+                driver.close()
     return plain
-
-
-def _convert(sources: list[Path], kind: Kind, python: Path) -> None:
-    driver = WorkerDriver(python, kind=kind)
-    try:
-        for source in sources:
-            assert driver.convert(source).stat().st_size > 0
-    finally:
-        driver.close()
 
 
 @contextmanager

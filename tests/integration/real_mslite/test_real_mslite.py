@@ -38,8 +38,8 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def plain(bundle: Bundle, python: Path) -> Bundle:
-    return converted(bundle, python)
+def plain(bundle: Bundle, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return converted(bundle, python, tmp_path_factory.mktemp("real") / "plain")
 
 
 @pytest.fixture(scope="module")
