@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     from qwen_npu import __version__
     from qwen_npu.build import add_commands as add_build
     from qwen_npu.convert import add_commands as add_convert
+    from qwen_npu.doctor import add_commands as add_doctor
     from qwen_npu.lab import add_commands as add_lab
     from qwen_npu.nightly.commands import add_commands as add_nightly
     from qwen_npu.planner import add_commands as add_plan
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add_build(commands)
     add_convert(commands)
     add_plan(commands)
+    add_doctor(commands)
     return parser
 
 
