@@ -1,8 +1,8 @@
 """The cockpit in JupyterLab in Chromium: run all, press Step and Run, scrub, read what changed from the page.
 
 The lab runs with a proxy set that answers nobody: whatever server or kernel would ask of the network shows up there,
-and whatever the page asks for is noted by the browser. QWEN_NPU_UI_BUNDLE names another checkpoint than the shipped
-one; QWEN_NPU_UI_PICTURES a directory for screenshots.
+and whatever the page asks for is noted by the browser. QWEN_NPU_TEST_CHECKPOINT names another checkpoint than the
+shipped one, QWEN_NPU_UI_PICTURES a directory for screenshots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.ui.jupyter import CHROMIUM, Lab, Page
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 
-BUNDLE = os.environ.get("QWEN_NPU_UI_BUNDLE", "tiny")
+BUNDLE = os.environ.get("QWEN_NPU_TEST_CHECKPOINT") or "tiny"
 GRID = "document.querySelector('.qn-grid [data-tick]')"
 COCKPIT = "document.querySelector('.qn-cockpit')"
 SLOW_S = 240

@@ -221,8 +221,7 @@ class Frames:
         return bool(stage) and ((stage, step) != self._before or kind == "stage_begin")
 
     def _open(self, stage: str, step: int, seq: int, t_ns: int) -> None:
-        before, self._before = self._before, (stage, step)
-        after_steps = before is not None and before[0] == stage and before[1] >= 0
+        self._before = (stage, step)
         if self._stepped and stage in FIRST_STAGES:
             self._run, self._stepped, self._fork = self._run + 1, False, len(self.ticks)
         elif step >= 0 and stage in STEP_STAGES:
@@ -236,7 +235,7 @@ class Frames:
         if step >= 0:
             label = f"{stage} {step}"
         elif stage in STEP_STAGES:
-            label = f"{stage} {'end' if after_steps else 'start'}"
+            label = f"{stage} {'end' if self._stepped else 'start'}"
         number = len(self.ticks)
         self.ticks.append(Tick(number, self._run, stage, step, seq, t_ns, label))
         self.figures.append(Figures(alive_bytes=self._alive_bytes, device_bytes=self._device_bytes))
