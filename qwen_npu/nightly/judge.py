@@ -13,6 +13,9 @@ from qwen_npu.nightly.verdict import Verdict
 from qwen_npu.nightly.worker import UNWRITTEN_STATUS
 from qwen_npu.records import DONE
 
+REASON_CHARACTERS = 300
+"""Longest reason: it is one line of a table; the page of the item has all of it."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -49,7 +52,10 @@ def judge(seen: Seen, expected: Sequence[str], baseline: Baseline | None) -> Jud
     """The verdict, its reason in one line, and each record beside its baseline."""
     comparison, notes = compare(seen.records, baseline)
     verdict, reason = _verdict(seen, expected, comparison)
-    return Judgement(verdict, " ".join(reason.split()), comparison, notes)
+    line = " ".join(reason.split())
+    return Judgement(
+        verdict, line if len(line) <= REASON_CHARACTERS else line[: REASON_CHARACTERS - 1] + "…", comparison, notes
+    )
 
 
 def _verdict(seen: Seen, expected: Sequence[str], comparison: Sequence[Mapping[str, Any]]) -> tuple[Verdict, str]:

@@ -39,7 +39,7 @@ def one_too_many(self, mask=stages.DecodeStage._next_mask):
     return mask(self)
 stages.DecodeStage._next_mask = one_too_many
 """,
-        ("04_kv_growth", "03_decode_residency--kv-fixed"),
+        ("04_kv_growth",),
     ),
     "rollback_removed": (
         """
