@@ -72,6 +72,7 @@ class RecordingDriver:
         kind: EventKind,
         start_ns: int = 0,
         *,
+        dur_ns: int | None = None,
         buffer: str = "",
         other: str = "",
         nbytes: int = 0,
@@ -79,14 +80,16 @@ class RecordingDriver:
         detail: Mapping[str, Any] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Tells the sink, if there is one, of something that began at `start_ns` (0: now, without duration)."""
+        """Tells the sink, if there is one, of something that began at `start_ns` and has just ended.
+
+        `start_ns` 0 is now, without duration; `dur_ns` says how long it took if it ended earlier.
+        """
         if self._sink is None:
             return
         now = now_ns()
         start = start_ns or now
-        self._sink(
-            Event(kind, start, now - start, self.stage, self.step, buffer, other, nbytes, source, detail, arrays)
-        )
+        duration = now - start if dur_ns is None else dur_ns
+        self._sink(Event(kind, start, duration, self.stage, self.step, buffer, other, nbytes, source, detail, arrays))
 
     def load(self, path: Path, graph: str) -> RecordingModel:
         return RecordingModel(self, self._driver.load(path, graph))

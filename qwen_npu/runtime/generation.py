@@ -100,13 +100,13 @@ class Generation(Iterator[StepResult]):
             resident = context.state == "resident"
             decode = DecodeStage(driver, model, states, len(feed.tokens), feed.delta, resident=resident)
             self._hold(decode)
-            yield self._told(meter.step("upload", build_ms=model.build_ms))
+            yield self._told(meter, meter.step("upload", build_ms=model.build_ms))
             while not chooser.stop:
                 driver.step += 1
                 meter = Meter(driver)
                 logits, predict_ms = decode.step(chooser.token)
                 choice = chooser.choose(logits, full=decode.full)
-                step = self._told(meter.step("decode", driver.step, predict_ms=predict_ms, **choice))
+                step = self._told(meter, meter.step("decode", driver.step, predict_ms=predict_ms, **choice))
                 if peek is not None:  # after the step was told: what a peek moves is no part of it
                     peek.look(decode)
                 yield step
@@ -117,14 +117,14 @@ class Generation(Iterator[StepResult]):
         self._hold(group)
         try:
             group.admit(self._feed, prefill, self._bucket, self._chooser, self._drafter)
-            yield self._told(meter.step("upload", build_ms=group.build_ms))
+            yield self._told(meter, meter.step("upload", build_ms=group.build_ms))
             while not self._chooser.stop:
                 yield group.step()
         finally:
             group.close_models()
 
-    def _told(self, step: StepResult) -> StepResult:
-        return told(self._driver, step, len(self._feed.tokens))
+    def _told(self, meter: Meter, step: StepResult) -> StepResult:
+        return told(meter, step, len(self._feed.tokens))
 
 
 def peak_of(driver: RecordingDriver) -> tuple[int, str]:

@@ -13,16 +13,16 @@ class Meter:
     """Time and bytes from its making on."""
 
     def __init__(self, driver: RecordingDriver) -> None:
-        self._driver = driver
-        self._start_ns = now_ns()
+        self.driver = driver
+        self.start_ns = now_ns()
         self._before = self._counters()
 
     def _counters(self) -> tuple[int, int, int]:
-        driver = self._driver
+        driver = self.driver
         return driver.host_to_device_bytes, driver.device_to_host_bytes, driver.allocated_bytes
 
     def elapsed_ms(self) -> float:
-        return (now_ns() - self._start_ns) / 1e6
+        return (now_ns() - self.start_ns) / 1e6
 
     def step(self, stage: str, step: int = -1, *, predict_ms: float | None = None, **fields: Any) -> StepResult:
         """A StepResult of what happened since; `predict_ms` is the whole time where not given."""
@@ -40,9 +40,14 @@ class Meter:
         )
 
 
-def told(driver: RecordingDriver, step: StepResult, prompt_tokens: int) -> StepResult:
-    """The step, after the ledger has heard of it (with the prompt's length, so that readers know the tokens in use)."""
+def told(meter: Meter, step: StepResult, prompt_tokens: int) -> StepResult:
+    """The step that `meter` measured, after the ledger has heard of it.
+
+    It is told with the prompt's length, so that readers know the tokens in use, and with its own time: it may be told
+    later, when the stage's model is released.
+    """
+    driver = meter.driver
     if driver.recording:
         detail = {**step.to_json(), "prompt_tokens": prompt_tokens}
-        driver.emit("step", now_ns() - int(step.wall_ms * 1e6), detail=detail)
+        driver.emit("step", meter.start_ns, dur_ns=int(step.wall_ms * 1e6), detail=detail)
     return step

@@ -28,14 +28,14 @@ def prompt_stages(
             meter = Meter(driver)
             embeds = run_vision(driver, model, feed.image.pixel_values)
             step = meter.step("vision", build_ms=model.build_ms)
-        yield told(driver, step, len(feed.tokens))
+        yield told(meter, step, len(feed.tokens))
     with stage_of(context, "prefill", tokens=bucket) as model:
         meter = Meter(driver)
         prefill = run_prefill(driver, model, feed.tokens, feed.positions, embeds, bucket)
         predict_ms = meter.elapsed_ms()
         choice = chooser.choose(prefill.logits[0, -1])
         step = meter.step("prefill", build_ms=model.build_ms, predict_ms=predict_ms, **choice)
-    yield told(driver, step, len(feed.tokens))
+    yield told(meter, step, len(feed.tokens))
     return prefill
 
 

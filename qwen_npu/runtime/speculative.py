@@ -185,6 +185,8 @@ class SpeculativeGroup:
         if self._poison:
             for slot in slots:
                 self._graphs.write(member.row, slot, self._graphs.nan_states())
+                detail = {"slot": slot, "generation": self.table.generation(slot), "poison": True}
+                self._driver.emit("slot_write", buffer=self.table.name, detail=detail)
 
     # -- one step
 
@@ -219,9 +221,10 @@ class SpeculativeGroup:
             accepted=sum(len(result["tokens"]) - 1 for result in results),
             **results[0],
         )
+        told(meter, step, active[0].prompt_tokens)
         if self._context.peek:
             self._look(active)
-        return told(driver, step, active[0].prompt_tokens)
+        return step
 
     def _draft(self, active: Sequence[Member]) -> int:
         """Draws every member's drafts. Returns how many tokens the verify takes: the row's width, or 1 without drafts.
