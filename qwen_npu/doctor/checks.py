@@ -198,10 +198,8 @@ def _cann(machine: Machine, npu: bool) -> Line:
 def _cann_version(machine: Machine, home: str) -> str:
     names = ("version.cfg", "version.info", "x86_64-linux/ascend_toolkit_install.info")
     for name in (*names, "aarch64-linux/ascend_toolkit_install.info"):
-        match = re.search(
-            r"(?im)^\W*(?:version|toolkit_installed_version|toolkit_running_version)\W+(?:\d*\[)?([\d.]+)",
-            machine.read(f"{home}/{name}"),
-        )
+        text = machine.read(f"{home}/{name}")
+        match = re.search(r"(?im)^(?:version|toolkit_(?:installed|running)_version)\s*=\s*\[?([\d.]+)", text)
         if match:
             return match[1].rstrip(".")
     return ""
