@@ -26,8 +26,8 @@ from qwen_npu.runtime.session import Session
 from qwen_npu.runtime.states import StateArrays
 
 PROMPT = list(range(5, 17))
-PAIRS = 15
-STEPS_A_BLOCK = 40
+PAIRS = 80
+STEPS_A_BLOCK = 10
 LARGEST_RATIO = 1.2
 LARGEST_OPENING_S = 0.6
 LONG_RUN_STEPS = 10_000
