@@ -146,13 +146,21 @@ def _lab(options: argparse.Namespace) -> int:
         )
         if server.identity_provider.token != token:
             raise UsageError("a configuration file of yours takes the token away", expected="a server with a token")
-        host = options.ip if is_loopback(options.ip) else server.ip
-        address = f"http://{host}:{server.port}/lab?token={token}"
-        if options.json:
-            print(json.dumps({"address": address, "notebooks": str(folder)}), flush=True)
-        else:
-            print(f"{address}\nnotebooks: {folder}", flush=True)
-        if not is_loopback(options.ip):
-            print(f"{options.ip} is not loopback: whoever has the token can run code here.", file=sys.stderr)
+        from tornado.ioloop import IOLoop
+
+        IOLoop.current().add_callback(_tell, server, folder, options)  # when the server listens
         server.start()
     return 0
+
+
+def _tell(server: Any, folder: Path, options: argparse.Namespace) -> None:
+    """Prints the address, with the token: whoever reads it may come in."""
+    host = options.ip if is_loopback(options.ip) else server.ip
+    host = f"[{host}]" if ":" in host else host
+    address = f"http://{host}:{server.port}/lab?token={server.identity_provider.token}"
+    if options.json:
+        print(json.dumps({"address": address, "notebooks": str(folder)}), flush=True)
+    else:
+        print(f"{address}\nnotebooks: {folder}", flush=True)
+    if not is_loopback(options.ip):
+        print(f"{options.ip} is not loopback: whoever has the token can run code here.", file=sys.stderr)

@@ -86,7 +86,6 @@ class Cockpit:
         self.problems: list[str] = []
         self.closed = False
         self.settings = Settings(prompt=prompt, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
-        self.image: Any = None
         self._session = session
         self._own_session = False
         self._made: dict[str, Any] = {}
@@ -100,7 +99,7 @@ class Cockpit:
         self._woken = False
         self._updated = 0.0
         if session is not None:
-            self._set_image(image)
+            self.settings.image = "" if image is None else str(image)
             self._made = _settings_of(session)
             for name, value in self._made.items():
                 setattr(self.settings, name, value)
@@ -370,9 +369,6 @@ class Cockpit:
     def _new_runner(self, session: Session) -> Runner:
         path = self._record_to or (self._folder / "run.ledger" if self._folder else None)
         return Runner(session, path, self._notify)
-
-    def _set_image(self, image: str | Path | None) -> None:
-        self.settings.image = "" if image is None else str(image)
 
     def _picture(self) -> Path | None:
         from qwen_npu.data import image_path

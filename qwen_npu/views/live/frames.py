@@ -82,8 +82,8 @@ class Frames:
         figures, copies: one entry a tick.
         hazards: (tick, what happened).
         faults: what contradicts the books of bytes; empty when they balance.
-        slot_events: number of events about slots, so that a reader of slots sees that there are new ones.
-        truncated: the ledger has more ticks than are kept.
+        slot_events, peek_events: how many there were, so that readers of slots and peeks see that there are new ones.
+        last_seq: the newest event taken.
     """
 
     def __init__(self, ledger: Ledger) -> None:

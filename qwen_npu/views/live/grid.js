@@ -170,7 +170,6 @@ function render({ model, el }) {
     box.setAttribute("aria-label", `${get("title")}. Left and right: step. Up and down: row. Home, End: first, last. Space: play. Plus, minus: speed. Brackets: zoom.`);
     Object.assign(box.dataset, { tick: get("cursor"), picked: get("picked"), ticks: get("total"), rows: rows.length, first, dark: theme.dark, drawn: Number(box.dataset.drawn || 0) + 1 });
     if (line.textContent !== get("line")) line.textContent = get("line");
-    if (get("dark") !== theme.dark) { model.set("dark", theme.dark); model.save_changes(); }
   }
 
   function drawHead(g, cw, columns, first) {

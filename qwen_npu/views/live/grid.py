@@ -71,7 +71,6 @@ class Grid(anywidget.AnyWidget):  # type: ignore[misc]
     playing = traitlets.Bool(False).tag(sync=True)
     interval = traitlets.Int(400).tag(sync=True)
     span = traitlets.Int(24).tag(sync=True)
-    dark = traitlets.Bool(False).tag(sync=True)
 
     def __init__(self, *, tip: Callable[[str, int], str], **traits: Any) -> None:
         super().__init__(**traits)

@@ -32,7 +32,6 @@ class Panel:
         self._window: int | None = None
         self._links: list[Any] = []
         guard = cockpit.guarded
-        frames_tip = guard_tip(cockpit)
 
         # what the run is to be
         settings = cockpit.settings
@@ -101,7 +100,7 @@ class Panel:
             control.style.description_width = "48px"
             control.observe(guard(self._filtered), "value")
         self.lanes = Grid(
-            tip=frames_tip,
+            tip=self._lane_tip,
             title="Where the buffers live",
             palette=lanes.PALETTE,
             glyphs=lanes.GLYPHS,
@@ -373,21 +372,15 @@ class Panel:
         if path is not None:
             self.thumbnail.value = path.read_bytes()
 
+    def _lane_tip(self, id_: str, tick: int) -> str:
+        return "" if self._cockpit.frames is None else lanes.tip(self._cockpit.frames, id_, tick)
+
     def _slot_tip(self, id_: str, tick: int) -> str:
         frames, books = self._cockpit.frames, self._cockpit.books
         if frames is None or books is None or not 0 <= tick < len(frames.ticks):
             return ""
         slot = pool.slots_at(frames, books, tick)[int(id_.removeprefix("slot "))]
         return f"{id_} after {frames.ticks[tick].label}\n{pool.words(slot)}"
-
-
-def guard_tip(cockpit: Cockpit) -> Callable[[str, int], str]:
-    """The hover text of the lanes."""
-
-    def tip(id_: str, tick: int) -> str:
-        return "" if cockpit.frames is None else lanes.tip(cockpit.frames, id_, tick)
-
-    return tip
 
 
 def _pictures(chosen: str) -> list[tuple[str, str]]:
