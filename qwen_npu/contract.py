@@ -20,6 +20,8 @@ Dim = int | str
 OP_DOMAIN = "qwen_npu"
 IN_PLACE_KEY = "qwen_npu.in_place"
 """Graph metadata: JSON object output name -> input name of the pairs that may share one buffer."""
+BUCKETS_KEY = "qwen_npu.buckets"
+"""Graph metadata: JSON object name of a dimension -> list of the sizes that are declared for it; others are refused."""
 
 PIXEL_VALUES = "pixel_values"
 IMAGE_EMBEDS = "image_embeds"

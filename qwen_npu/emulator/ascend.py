@@ -60,11 +60,12 @@ class _Stage:
         nbytes = count * dtype.itemsize
         moved = nbytes > self.capacity_bytes
         if moved:
-            self.capacity_bytes = max(_SMALLEST_STAGE_BYTES, 1 << max(nbytes - 1, 0).bit_length())
-            self.memory = aligned_bytes(self.capacity_bytes)
-            on_device = self.capacity_bytes // dtype.itemsize * NUMPY_OF[shown].itemsize
-            self.block = None  # freed before its successor is allocated
+            capacity_bytes = max(_SMALLEST_STAGE_BYTES, 1 << max(nbytes - 1, 0).bit_length())
+            on_device = capacity_bytes // dtype.itemsize * NUMPY_OF[shown].itemsize
+            self.block, self.capacity_bytes = None, -1  # freed before its successor is allocated
             self.block = card(self.device).allocate(on_device, "input", self.name)
+            self.memory = aligned_bytes(capacity_bytes)
+            self.capacity_bytes = capacity_bytes
         return None if moved else self.memory[:nbytes].view(dtype).reshape(shape)
 
 

@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen_npu.contract import IN_PLACE_KEY
+from qwen_npu.contract import BUCKETS_KEY, IN_PLACE_KEY
 from qwen_npu.emulator import policy
 from qwen_npu.emulator.enums import NUMPY_OF_ONNX
 from qwen_npu.emulator.onnx_file import read_facts
-
-BUCKETS_KEY = "qwen_npu.buckets"
-"""Graph metadata: JSON object name of a dimension -> list of the sizes that were declared for it."""
 
 
 class EngineError(Exception):

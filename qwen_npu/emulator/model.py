@@ -119,6 +119,10 @@ class Model:
             results = target.predict(cores, given)
         except Refused as refusal:
             raise RuntimeError("predict failed!") from refusal.cause
+        except DeviceMemoryError as error:
+            if policy.settings.policy == "vendor":
+                raise RuntimeError("predict failed!") from error
+            raise
         finally:
             self._running.release()
         return [Tensor._around(core) for core in results]

@@ -429,6 +429,16 @@ def test_out_of_memory_names_what_is_alive(policy: str, device: str, events: lis
     assert hazards(events) == ["out_of_memory"]
 
 
+@pytest.mark.parametrize(("policy", "error"), [("raise", DeviceMemoryError), ("vendor", RuntimeError)])
+def test_no_room_for_an_input_and_then_there_is(policy: str, error: type[Exception], build: Build) -> None:
+    model = build(graphs.counter, "ascend:5")
+    taken = instrument.memory("ascend:5").live_bytes
+    with mslite.configure(policy=policy):
+        with mslite.configure(capacity_bytes=taken + 5000), pytest.raises(error):
+            model.predict([host(), host()])
+        assert model.predict([host(), host()])[0].get_data_to_numpy().tolist() == [[0, 2, 4, 6]]
+
+
 def test_out_of_memory_as_the_vendor(build: Build) -> None:
     with mslite.configure(policy="vendor", capacity_bytes=1000):
         tensor = room((400, 1))
