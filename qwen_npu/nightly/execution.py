@@ -232,7 +232,9 @@ class Execution:
     def _finish(self) -> ItemResult:
         assert self.process is not None
         wall_s = time.monotonic() - self.begun
-        orphans = [pid for pid in sweep(self.marker, self._recorded()) if pid != self.process.pid]
+        recorded = self._recorded()
+        ours = {pid for pid, _ in recorded}  # the kernel may be slow to leave: no orphan of the notebook's making
+        orphans = [pid for pid in sweep(self.marker, recorded) if pid not in ours]
         progress = read_json(self.folder / "progress.json") or {}
         records = [line for line in read_lines(self.folder / "records.jsonl") if isinstance(line.get("name"), str)]
         tail = self._trim_log()

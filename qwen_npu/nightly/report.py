@@ -256,6 +256,7 @@ def _sparkline(nights: Sequence[Night]) -> str:
 def _index(run: dict[str, Any], results: Sequence[ItemResult], trends: dict[str, dict[str, Any]]) -> str:
     bad = [result for result in results if not result.verdict.fine]
     order = sorted(results, key=lambda result: result.verdict.fine)
+    past = any(trend["nights"] for trend in trends.values())
     rows = []
     for result in order:
         trend = trends[result.item]
@@ -268,8 +269,13 @@ def _index(run: dict[str, Any], results: Sequence[ItemResult], trends: dict[str,
             f'<td><a href="{quote(page_name(result.item))}">{html.escape(result.item)}</a></td>'
             f"<td>{html.escape(result.reason)}{_notes(result)}</td>"
             f'<td class="number" data-name="took">{result.wall_s:.1f} s</td>'
-            f"<td>{_sparkline(trend['nights'])}</td>"
-            f'<td class="soft">{"<br>".join(html.escape(line) for line in since if line)}</td></tr>'
+            + (
+                f"<td>{_sparkline(trend['nights'])}</td>"
+                f'<td class="soft">{"<br>".join(html.escape(line) for line in since if line)}</td>'
+                if past
+                else ""
+            )
+            + "</tr>"
         )
     environment = run.get("environment", {})
     body = [
@@ -278,7 +284,9 @@ def _index(run: dict[str, Any], results: Sequence[ItemResult], trends: dict[str,
         f'<p class="facts">{html.escape(run["started"])} · {html.escape(_ran_on(environment))} · '
         f"{html.escape(str(environment.get('host', '')))}</p>",
         '<div class="scroll"><table class="index"><thead><tr><th>verdict</th><th>item</th><th>why</th>'
-        '<th class="number">took</th><th>last nights</th><th>since the last good night</th></tr></thead><tbody>',
+        '<th class="number">took</th>'
+        + ("<th>last nights</th><th>since the last good night</th>" if past else "")
+        + "</tr></thead><tbody>",
         *rows,
         "</tbody></table></div>",
         '<p class="facts">Also: <a href="report.json">report.json</a>, <a href="junit.xml">junit.xml</a>.</p>',

@@ -45,8 +45,8 @@ FAULTS: dict[str, tuple[list[str], dict[str, Any], Verdict, str]] = {
     "segfault": (["import ctypes; ctypes.string_at(0)"], {}, Verdict.DEAD_KERNEL, "SIGSEGV"),
     "os_exit": (["import os; os._exit(0)"], {}, Verdict.DEAD_KERNEL, "ended with status 0"),
     "sys_exit": (["import sys; sys.exit(0)", DONE], {}, Verdict.INCOMPLETE, "SystemExit(0)"),
-    "hang_python": (["print('before')", "while True: pass"], {"budget_s": 25}, Verdict.TIMEOUT, "line 1 in <module>"),
-    "hang_c": (["print('before')", HOLD_AND_FLOOD], {"budget_s": 25}, Verdict.TIMEOUT, "line 5 in <module>"),
+    "hang_python": (["print('before')", "while True: pass"], {"budget_s": 40}, Verdict.TIMEOUT, "line 1 in <module>"),
+    "hang_c": (["print('before')", HOLD_AND_FLOOD], {"budget_s": 40}, Verdict.TIMEOUT, "line 5 in <module>"),
     "flood": (["while True: print('x' * 100_000)"], {}, Verdict.ERROR, "flood"),
     "child": (
         ["import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)", CLAIM, DONE],
