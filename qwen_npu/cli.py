@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except WorkbenchError as error:
         print(f"qwen-npu {options.command}: {error}", file=sys.stderr)
+        print(f"({type(error).__name__}: see data/troubleshooting.md)", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         return 130

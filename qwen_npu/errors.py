@@ -109,7 +109,3 @@ class SuiteError(WorkbenchError):
 
 class ConversionError(WorkbenchError):
     """The vendor's converter is missing, failed, or wrote something else than asked."""
-
-
-class ToolError(WorkbenchError):
-    """A tool outside Python (compiler, browser, npu-smi) that is missing or failed."""

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from qwen_npu.contract import IN_PLACE_KEY
+from qwen_npu.contract import BUCKETS_KEY, IN_PLACE_KEY
 
 SOURCE_CODE: Final = "vendor source"
 PUBLISHED: Final = "published runtime"
@@ -400,7 +400,6 @@ def write_graphs(directory: Path, *, fused: bool) -> None:
     """The ONNX files of all experiments. `fused`: the op as a `Custom` node, for the vendor's converter."""
     import onnx
 
-    from qwen_npu.emulator.engine import BUCKETS_KEY
     from qwen_npu.graphs.peek import peek_graph
     from qwen_npu.graphs.targets import Form
 

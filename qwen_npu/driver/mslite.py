@@ -79,6 +79,9 @@ class MsliteDriver:
         """Loads the MindIR that belongs to a bundle's ONNX file `path` (same name, other suffix)."""
         model = self._module.Model()
         file = path.with_suffix(".mindir")
+        parts = file.with_name(f"{path.stem}_graph.mindir")  # above 2 GB the converter keeps the variables apart
+        if not file.exists() and parts.exists():
+            file = parts
         try:
             model.build_from_file(str(file), self._module.ModelType.MINDIR, self._context)
         except WorkbenchError:
