@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,16 +116,48 @@ class Transformers:
             )
 
     def __call__(self, examples: list[tasks.Example]) -> list[str]:
+        """Answers; quick, since a right answer is not generated but recognised.
+
+        Fed the right answer, the model's first choice is right at every step exactly if it would generate that answer.
+        Only the others are generated, one by one.
+        """
+        prompts = [self.encode(example.prompt, example.image) for example in examples]
+        endings = [list(self.tokenizer(example.answer + "<|im_end|>")["input_ids"]) for example in examples]
+        order = sorted(range(len(examples)), key=lambda i: (examples[i].image is None, len(prompts[i] + endings[i])))
         result = [""] * len(examples)
-        alike = defaultdict(list)
-        encoded = [self.encode(example.prompt, example.image) for example in examples]
-        for i, example in enumerate(examples):
-            alike[len(encoded[i]), example.grid].append(i)
-        for members in alike.values():
-            out = self.generate([encoded[i] for i in members], [examples[i].image for i in members])
-            for i, tokens in zip(members, out.sequences, strict=True):
-                result[i] = self.tokenizer.decode(tokens[len(encoded[i]) :], skip_special_tokens=True)
+        for start in range(0, len(order), 16):
+            members = order[start : start + 16]
+            for i, right in zip(members, self._recognise(members, prompts, endings, examples), strict=True):
+                if right:
+                    result[i] = examples[i].answer
+                else:
+                    tokens = self.generate([prompts[i]], [examples[i].image]).sequences[0, len(prompts[i]) :]
+                    result[i] = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return result
+
+    def _recognise(
+        self, members: list[int], prompts: list[list[int]], endings: list[list[int]], examples: list[tasks.Example]
+    ) -> list[bool]:
+        import torch
+
+        longest = max(len(prompts[i] + endings[i]) for i in members)
+        ids = torch.full((len(members), longest), self.tokenizer.pad_token_id)
+        for row, i in zip(ids, members, strict=True):
+            row[: len(prompts[i] + endings[i])] = torch.tensor(prompts[i] + endings[i])
+        # Padding is on the right and the model causal: what stands before it does not see it.
+        feed: dict[str, Any] = {"input_ids": ids}
+        images = [image for image in (examples[i].image for i in members) if image]
+        if images:
+            pictures = [self.processor(image, return_tensors="np") for image in images]
+            for name in ("pixel_values", "image_grid_thw"):
+                feed[name] = torch.from_numpy(np.concatenate([np.asarray(picture[name]) for picture in pictures]))
+            feed["mm_token_type_ids"] = (ids == self.model.config.image_token_id).int()
+        with torch.no_grad():
+            choices = self.model(**feed, use_cache=False).logits.argmax(-1)
+        return [
+            choices[row, len(prompts[i]) - 1 : len(prompts[i] + endings[i]) - 1].tolist() == endings[i]
+            for row, i in enumerate(members)
+        ]
 
 
 def measure(answers: Answers, count: int, seed: int) -> dict[str, Any]:

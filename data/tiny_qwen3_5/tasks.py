@@ -240,14 +240,17 @@ def sample_scene(
     return Scene(grid, tuple(placed), layout, _pick(rng, BACKGROUNDS))
 
 
-def draw(rng: np.random.Generator, scene: Scene) -> Image.Image:
-    """Paint a scene: an RGB picture of the grid's size, smooth edges, a little noise."""
+def draw(rng: np.random.Generator, scene: Scene, shades: Sequence[tuple[int, int, int]] | None = None) -> Image.Image:
+    """Paint a scene: an RGB picture of the grid's size, smooth edges, a little noise.
+
+    `shades` replaces the colours of the things, one for each.
+    """
     scale = 2
     width, height = GRIDS[scene.grid]
     image = _background(rng, scene.background, width, height).resize((width * scale, height * scale), Image.NEAREST)
     pen = ImageDraw.Draw(image)
-    for thing in scene.things:
-        shade = tuple(int(v) for v in np.clip(np.array(COLOURS[thing.colour]) + rng.integers(-10, 11, 3), 0, 255))
+    for thing, colour in zip(scene.things, shades or [COLOURS[t.colour] for t in scene.things], strict=True):
+        shade = tuple(int(v) for v in np.clip(np.array(colour) + rng.integers(-10, 11, 3), 0, 255))
         x, y, radius = thing.x * scale, thing.y * scale, thing.radius * scale
         if thing.shape == "circle":
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=shade)

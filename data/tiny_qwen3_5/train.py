@@ -15,8 +15,9 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tasks
@@ -30,15 +31,46 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
+Stage = TypeVar("Stage")
 HERE = Path(__file__).resolve().parent
 SEED = 20261129
+# The course of the training. Pairs (step, value) are joined by straight lines; mappings hold from a step on. The run
+# was watched and steered: where a curve bends, something had stopped being learnt. These tables are what was done.
 VISION_STEPS = 1200
-STEPS = 5600
-DECAY_FROM = 0.5  # the learning rate falls linearly to zero over the rest
-WARMUP_STEPS = 50
+SHORT_FROM = 2126  # long lists to repeat had drowned everything else: from here on short ones
+STRAY_FROM = 3145  # pictures in colours without a name teach the vision tower shapes whatever the colour
+HARD_FROM = 3566  # pictures to describe hold three things more often, and fewer prompts are text only
+NEAR_FROM = 4352  # more pictures in colours without a name, and nearer to those of held-out pairs
+STEPS = 4750
+# Share of the full learning rate; it rises twice, since the text model starts later.
+RATE = (
+    (0, 0.0),
+    (50, 1.0),
+    (1199, 1.0),
+    (1200, 0.0),
+    (1250, 1.0),
+    (1803, 1.0),
+    (1804, 0.7),
+    (1922, 0.647),
+    (1923, 0.5),
+    (2126, 0.414),
+    (2614, 0.286),
+    (3000, 0.286),
+    (3566, 0.178),
+    (3800, 0.178),
+    (4352, 0.080),
+    (4353, 0.13),
+    (STEPS, 0.0),
+)
+# How often a picture is made to hold a single thing.
+SINGLES = ((VISION_STEPS, 0.6), (1921, 0.407), (1922, 0.12), (2126, 0.099), (2614, 0.068), (3566, 0.034), (STEPS, 0.0))
+THINGS = (0.15, 0.3, 0.55)  # from HARD_FROM on: shares of pictures to describe with one, two and three things
+# Weight of the loss on patches.
+PATCH_WEIGHT = ((0, 0.5), (3565, 0.182), (3566, 0.6), (4351, 0.473), (4352, 1.0), (STEPS, 1.0))
+STRAYS = {0: 0, STRAY_FROM: 8, NEAR_FROM: 14}  # pictures in colours without a name in a step
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.05
-BLOCK_ROWS = 128
+BLOCK_ROWS = 128  # of the optimizer, see Muon
 VOCABULARY = 1024
 SPECIAL = (
     "<|endoftext|>",
@@ -54,9 +86,18 @@ SPECIAL_IDS = {name: VOCABULARY - len(SPECIAL) + i for i, name in enumerate(SPEC
 PATCH, MERGE = 16, 2
 # What a batch holds, how often, and how many examples: long ones are few, since they cost most.
 KINDS = ("plain", "answers", "filler", "long")
-KIND_SHARES = (0.72, 0.14, 0.09, 0.05)
+KIND_SHARES = {  # from a step on
+    0: (0.72, 0.14, 0.09, 0.05),
+    1803: (0.7, 0.2, 0.06, 0.04),
+    SHORT_FROM: (0.84, 0.06, 0.06, 0.04),
+}
 BATCH = {"plain": 32, "answers": 12, "filler": 14, "long": 4}
-PICTURE_SHARES = {"describe": 0.5, "objects": 0.12, "colour": 0.18, "is_there": 0.2}
+PICTURE_SHARES = {  # from a step on; in the order of tasks.PICTURE_TASKS
+    0: (0.5, 0.12, 0.18, 0.2),
+    2614: (0.34, 0.12, 0.34, 0.2),
+    STRAY_FROM: (0.45, 0.12, 0.23, 0.2),
+    HARD_FROM: (0.6, 0.1, 0.13, 0.17),
+}
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -271,10 +312,9 @@ def positions(ids: np.ndarray, grid: str | None) -> np.ndarray:
 def draw_batch(step: int) -> list[tasks.Example]:
     """The examples of a step: a function of the step alone."""
     rng = np.random.default_rng([SEED, step])
-    progress = step / STEPS
     if step < VISION_STEPS:
         return [tasks.sample(rng, "describe") for _ in range(BATCH["plain"])]
-    kind = KINDS[int(rng.choice(len(KINDS), p=KIND_SHARES))]
+    kind = KINDS[int(rng.choice(len(KINDS), p=latest(KIND_SHARES, step)))]
     examples = []
     for i in range(BATCH[kind]):
         words = 0
@@ -283,19 +323,46 @@ def draw_batch(step: int) -> list[tasks.Example]:
         elif kind == "long":
             words = int(rng.integers(120, 470))
         if kind == "answers":
-            task = ("count", "repeat")[i % 2]
+            task = ("count", "repeat")[i % 2] if step < SHORT_FROM else "count"
             number = int(rng.integers(9, 31) if task == "count" else rng.integers(10, 61))
             examples.append(tasks.sample(rng, task, number=number))
-        elif i % 4 == 3:
+        elif i % (4 if step < HARD_FROM else 8) == 3:
             task = tasks.TEXT_TASKS[int(rng.integers(3))]
             number = None
             if kind in ("plain", "filler") and task != "continue":
                 number = int(rng.integers(2, 13))
+            if task == "repeat" and step >= SHORT_FROM:
+                number = int(rng.integers(2, 9))
             examples.append(tasks.sample(rng, task, number=number, filler_words=words))
         else:
-            task = str(rng.choice(list(PICTURE_SHARES), p=list(PICTURE_SHARES.values())))
-            single = rng.random() < max(0.0, 0.6 - 1.5 * (progress - VISION_STEPS / STEPS))
-            examples.append(tasks.sample(rng, task, filler_words=words, things=1 if single else None))
+            task = str(rng.choice(tasks.PICTURE_TASKS, p=latest(PICTURE_SHARES, step)))
+            things = 1 if rng.random() < along(SINGLES, step) else None
+            if task == "describe" and step >= HARD_FROM:
+                things = 1 + int(rng.choice(3, p=THINGS))
+            examples.append(tasks.sample(rng, task, filler_words=words, things=things))
+    return examples
+
+
+def draw_strays(step: int) -> list[tasks.Example]:
+    """Pictures in colours without a name: shapes whatever their colour.
+
+    Held-out pairs stay unseen: no shape is drawn in a colour to which its held-out one is the nearest of all named ones
+    (at first: among the three nearest).
+    """
+    rng = np.random.default_rng([SEED, step, 1])
+    named = np.array(list(tasks.COLOURS.values()))
+    examples = []
+    for _ in range(latest(STRAYS, step)):
+        scene = tasks.sample_scene(rng)
+        shades: list[tuple[int, int, int]] = []
+        while len(shades) < len(scene.things):
+            shade = rng.integers(0, 256, 3)
+            distance = np.linalg.norm(named - shade, axis=1)
+            nearest = {list(tasks.COLOURS)[i] for i in np.argsort(distance)[: 1 if step >= NEAR_FROM else 3]}
+            unseen = {colour for colour, shape in tasks.HELD_OUT if shape == scene.things[len(shades)].shape}
+            if np.ptp(shade) > 70 and distance.min() > 60 and not nearest & unseen:
+                shades.append((int(shade[0]), int(shade[1]), int(shade[2])))
+        examples.append(tasks.Example("stray", "", "", tasks.draw(rng, scene, shades), scene.grid, scene))
     return examples
 
 
@@ -339,21 +406,29 @@ class Trainee(torch.nn.Module):
             x = x + block.mlp(block.norm2(x))
         return x, visual.merger(x.reshape(-1, hidden)).view(count, length // MERGE**2, -1)
 
-    def patch_loss(self, patches: torch.Tensor, scenes: list[tasks.Scene]) -> torch.Tensor:
-        labels = torch.from_numpy(np.stack([patch_labels(scene) for scene in scenes])).flatten(0, 1)
+    def patch_loss(self, patches: torch.Tensor, examples: list[tasks.Example]) -> torch.Tensor:
+        known = [patch_labels(example.scene) for example in examples if example.scene]
+        for example, labels_of_one in zip(examples, known, strict=True):
+            if example.task == "stray":
+                labels_of_one[labels_of_one[:, 1] > 0, 1] = -100
+        labels = torch.from_numpy(np.stack(known)).flatten(0, 1)
         shape, colour = self.patch_head(patches.flatten(0, 1)).split(self.patch_classes, -1)
         return F.cross_entropy(shape, labels[:, 0]) + F.cross_entropy(colour, labels[:, 1])
 
-    def forward(self, examples: list[tasks.Example], vision_only: bool = False) -> dict[str, Any]:
+    def forward(
+        self, examples: list[tasks.Example], strays: Sequence[tasks.Example] = (), vision_only: bool = False
+    ) -> dict[str, Any]:
         """Losses of a batch, and for every example whether greedy decoding would give its answer exactly."""
         embeds: dict[int, torch.Tensor] = {}
         patch_losses = []
         for grid in tasks.GRIDS:
             chosen = [i for i, example in enumerate(examples) if example.grid == grid]
+            seen = [examples[i] for i in chosen]
             if chosen:
-                patches, merged = self.look([examples[i].image for i in chosen])
-                embeds.update(zip(chosen, merged, strict=True))
-                patch_losses.append((len(chosen), self.patch_loss(patches, [examples[i].scene for i in chosen])))
+                seen += [example for example in strays if example.grid == grid]
+                patches, merged = self.look([example.image for example in seen if example.image])
+                embeds.update(zip(chosen, merged[: len(chosen)], strict=True))
+                patch_losses.append((len(seen), self.patch_loss(patches, seen)))
         total = sum(n for n, _ in patch_losses)
         result: dict[str, Any] = {"patch_loss": sum(n * loss for n, loss in patch_losses) / max(total, 1)}
         if vision_only:
@@ -472,10 +547,13 @@ def optimizers(trainee: Trainee) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rate(step: int) -> float:
-    """Share of the full learning rate: a short rise (twice: the text model starts later), a fall at the end."""
-    rise = min(1.0, ((step if step < VISION_STEPS else step - VISION_STEPS) + 1) / WARMUP_STEPS)
-    return rise * min(1.0, (1 - step / STEPS) / (1 - DECAY_FROM))
+def latest(stages: dict[int, Stage], step: int) -> Stage:
+    """The value of the last stage begun."""
+    return next(value for first, value in reversed(stages.items()) if step >= first)
+
+
+def along(line: tuple[tuple[int, float], ...], step: int) -> float:
+    return float(np.interp(step, *zip(*line, strict=True)))
 
 
 # ------------------------------------------------------------------------------------------------------------- run
@@ -490,6 +568,7 @@ def save(trainee: Trainee, path: Path) -> None:
     }
     temporary = path.with_suffix(".tmp")
     save_file(weights, temporary, metadata={"format": "pt"})
+    temporary.chmod(0o644)
     temporary.replace(path)
 
 
@@ -499,10 +578,13 @@ def held_out_exact(trainee: Trainee, count: int = 48) -> float:
         return float(trainee([tasks.sample(rng, "describe", held_out=True) for _ in range(count)])["exact"].mean())
 
 
-def train(directory: Path, work: Path) -> None:
+def train(directory: Path, work: Path, fast: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     trainee = Trainee(new_model(), tokenizer)
     check_same_as_transformers(trainee)
+    if fast:
+        for part in (modeling.Qwen3_5RMSNorm, modeling.Qwen3_5RMSNormGated, modeling.Qwen3_5MLP):
+            part.forward = torch.compile(part.forward, dynamic=True)
     opts = optimizers(trainee)
     checkpoint = work / "checkpoint.pt"
     start, seconds = 0, 0.0
@@ -521,14 +603,14 @@ def train(directory: Path, work: Path) -> None:
         for opt in opts:
             opt.zero_grad(set_to_none=True)
             for group in opt.param_groups:
-                group["lr"] = LEARNING_RATE * rate(step)
+                group["lr"] = LEARNING_RATE * along(RATE, step + 1)
         examples = draw_batch(step)
-        result = trainee(examples, vision_only=step < VISION_STEPS)
+        result = trainee(examples, draw_strays(step), vision_only=step < VISION_STEPS)
         if step < VISION_STEPS:
             loss = result["patch_loss"]
             losses.append(loss.item())
         else:
-            loss = result["loss"] + 0.5 * (1 - step / STEPS) * result["patch_loss"]
+            loss = result["loss"] + along(PATCH_WEIGHT, step) * result["patch_loss"]
             losses.append(result["loss"].item())
             for example, right in zip(examples, result["exact"], strict=True):
                 exact[example.task].append(bool(right))
@@ -565,6 +647,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, help="model directory (default: this one)")
     parser.add_argument("--work", type=Path, default=Path("train-work"), help="where the resumable checkpoint is kept")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="a fifth faster; needs a C++ compiler")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(args.threads)
@@ -573,7 +656,7 @@ def main() -> None:
         prepare(args.out)
     if not args.prepare:
         args.work.mkdir(parents=True, exist_ok=True)
-        train(args.out, args.work)
+        train(args.out, args.work, args.compile)
 
 
 if __name__ == "__main__":
