@@ -34,7 +34,7 @@ LINES = (
     ("kv_bytes", "KV", 1, theme.GREEN, "solid"),
     ("recurrent_bytes", "recurrent", 1, theme.VERMILION, "dash"),
     ("wall_ms", "wall", 2, theme.VERMILION, "dot"),
-    ("predict_ms", "predict", 2, theme.SKY, "solid"),
+    ("predict_ms", "predict", 2, theme.BLUE, "solid"),
 )
 """Field of `Figures`, name, panel, colour, dash."""
 

@@ -26,6 +26,8 @@ buffer are alive within the tick. PEEKED: read by a peek graph, which is no part
 INSIDE = "inside predict"
 """The row of memory that predict brings itself for host tensors."""
 
+PEEKS_PER_EVENT = 1024
+"""The ledger's row id of a peek is its event's number times this plus its place (see `Ledger.query`)."""
 _BATCH_EVENTS = 20_000
 _COLUMNS = "seq, t_ns, kind, stage, step, buffer, other, nbytes, source, detail"
 
@@ -108,6 +110,7 @@ class Frames:
         self._alive_bytes = 0
         self._device_bytes: int | None = None
         self._prompt_tokens: int | None = None
+        self._non_finite = False
         self._details: dict[str, dict[str, Any]] = {}
         self._kinds: dict[str, tuple[str, BufferKind]] = {}
         self._codes = np.zeros((0, 0), np.uint8)
@@ -167,9 +170,12 @@ class Frames:
             born: dict[int, Buffer] = {}
             if any(row[2] == "allocate" and row[8] != "emulator" for row in rows):
                 born = self._born(rows[0][0], rows[-1][0])
+            peeks = self.peek_events
             for row in rows:
                 self._take(row, born)
             self.last_seq = rows[-1][0]
+            if self.peek_events > peeks and not self._non_finite:
+                self._look_for_non_finite(rows[0][0])
             if len(rows) < _BATCH_EVENTS:
                 return True
 
@@ -448,6 +454,22 @@ class Frames:
         now = self.ticks[tick]
         if now.is_step and now.stage == "decode" and self._prompt_tokens is not None:
             figures.used_tokens = self._prompt_tokens + now.step + 1
+
+    def _look_for_non_finite(self, first: int) -> None:
+        """Tells the first count of values that are not finite among the peeks from event `first` on."""
+        rows = self.ledger.query(
+            "SELECT step, name, dtype, shape, data FROM peeks WHERE rowid >= ? "
+            "AND name LIKE '%.nonfinite' AND name NOT LIKE 'pool%' ORDER BY rowid",  # free slots of a pool are poisoned
+            (first * PEEKS_PER_EVENT,),
+        )
+        for step, name, dtype, shape, data in rows:
+            bad = np.argwhere(np.frombuffer(data, dtype).reshape(json.loads(shape)) != 0)
+            if len(bad):
+                where = ", ".join(f"{axis} {i}" for axis, i in zip(("layer", "head"), bad[0], strict=False))
+                self._non_finite = True
+                at = next((t.number for t in self.ticks if t.step == step and t.run == self._run), len(self.ticks) - 1)
+                self.hazards.append((at, f"{name.partition('.')[0]}: the first value that is not finite, {where}"))
+                return
 
     def _hazard(self, detail: str | None) -> None:
         told = json.loads(detail) if detail else {}

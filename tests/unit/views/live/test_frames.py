@@ -145,6 +145,19 @@ def test_a_peek_is_no_part_of_the_step() -> None:
     assert not code & READ
 
 
+def test_the_first_value_that_is_not_finite_is_named_once() -> None:
+    ledger = recorded(5)
+    for step in range(5):
+        counts = np.zeros((3, 4), np.float32)
+        if step >= 2:
+            counts[1, 3] = 7
+        arrays = {"recurrent.norm": np.ones((3, 4), np.float32), "recurrent.nonfinite": counts}
+        ledger(Event("peek", step, stage="decode", step=step, arrays=arrays))
+    whole = followed(ledger)
+    told = [(whole.ticks[at].label, text) for at, text in whole.hazards]
+    assert told == [("decode 2", "recurrent: the first value that is not finite, layer 1, head 3")]
+
+
 # books
 
 
