@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         sys.stdout.flush()
     except WorkbenchError as error:
-        print(f"qwen-npu {options.command}: {error}", file=sys.stderr)
-        print(f"({type(error).__name__}: see data/troubleshooting.md)", file=sys.stderr)
+        where = f"({type(error).__name__}: see data/troubleshooting.md)"
+        print(f"qwen-npu {options.command}: {error} {where}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         return 130
