@@ -71,6 +71,7 @@ class Figures:
     drafted: Any = None
     accepted: Any = None
     graph: str = ""
+    site: str = ""
     alive_bytes: int = 0
     device_bytes: int | None = None
 
@@ -280,7 +281,8 @@ class Frames:
                 if getattr(late, name) is not None:
                     setattr(figures, name, getattr(late, name))
             figures.text += late.text
-            figures.graph = late.graph or figures.graph
+            if late.graph:
+                figures.graph, figures.site = late.graph, late.site
             self.copies[last - 1] += self.copies.pop()
             self.hazards = [(min(tick, last - 1), text) for tick, text in self.hazards]
             now, before = self._codes[:, last], self._codes[:, last - 1]
@@ -386,7 +388,7 @@ class Frames:
         graph = str(detail.get("graph", ""))
         peeks = graph.startswith("peek")
         if not peeks:
-            figures.graph = graph
+            figures.graph, figures.site = graph, str(detail.get("site", ""))
         for ids, bit in ((detail.get("inputs", ()), PEEKED if peeks else READ), (detail.get("outputs", ()), WRITTEN)):
             for id_ in ids:
                 row = self._device(id_)

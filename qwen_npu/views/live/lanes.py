@@ -223,11 +223,13 @@ def _where(row: Row, frames: Frames) -> str:
 
 
 def _writer(frames: Frames, row: Row, tick: int) -> str:
-    label = frames.ticks[tick].label
-    if int(frames.codes[row.number, tick]) & UPLOADED:
-        return f"by the upload at {label}"
-    graph = frames.figures[tick].graph
-    return f"by predict{f' of {graph}' if graph else ''} at {label}"
+    label, figures = frames.ticks[tick].label, frames.figures[tick]
+    code = int(frames.codes[row.number, tick])
+    if code & UPLOADED and not code & WRITTEN:
+        site = row.buffer.site if row.buffer is not None else ""  # an upload allocates what it writes
+        return f"by the upload at {label}" + (f", {site}" if site else "")
+    graph = f" of {figures.graph}" if figures.graph else ""
+    return f"by predict{graph} at {label}" + (f", {figures.site}" if figures.site else "")
 
 
 def _life(frames: Frames, row: Row, generation: int) -> Buffer | None:

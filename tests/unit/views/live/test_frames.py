@@ -117,10 +117,10 @@ def test_the_hover_tells_everything_known() -> None:
     assert told["bytes"] == f"{CONV_BYTES} B ({CONV_BYTES} B)"
     assert told["device"] == "ascend:0"
     assert told["allocated at"] == "runtime/states.py:77"
-    assert told["last written"] == "by predict of decode at decode 1"
+    assert told["last written"] == "by predict of decode at decode 1, runtime/stages.py:40"
     assert told["source"] == "observed"
     start = lanes.facts(frames, "conv.a", tick(frames, "decode start"))
-    assert start["last written"] == "by the upload at decode start"
+    assert start["last written"] == "by the upload at decode start, runtime/states.py:77"
     assert lanes.facts(frames, "conv.b", tick(frames, "decode start"))["last written"] == "by nobody yet"
     assert lanes.facts(frames, "nothing", 0) == {}
     assert "not there" in lanes.tip(frames, "conv.a", 0)
