@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
     from qwen_npu.bundle import open_bundle
+    from qwen_npu.driver import choose_driver
     from qwen_npu.runtime.session import Session
 
     bundle = open_bundle(options.bundle)
@@ -108,6 +109,8 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(result.to_json(), ensure_ascii=False))
     else:
         print("\n\n" + _tables(result))
+        if options.driver == "auto":
+            print("Driver auto took {}: {}.".format(*choose_driver("auto")))
     return EXIT_FINE
 
 

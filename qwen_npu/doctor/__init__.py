@@ -46,7 +46,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace, lines: Sequence[Line]) -> int:
     from qwen_npu.convert import command_line, find_converter
-    from qwen_npu.doctor.probe import choose_driver, probe, report
+    from qwen_npu.doctor.probe import probe, report
+    from qwen_npu.driver import choose_driver
 
     driver, why = choose_driver(options.driver)
     converter = None

@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any, Literal
 
 from qwen_npu.doctor.experiments import EXPERIMENTS, Bench, Experiment, NotRunError, write_graphs
-from qwen_npu.driver import vendor_device_present
 from qwen_npu.driver.mslite import parse_device
 from qwen_npu.errors import ConversionError, DeviceError
 
@@ -151,15 +150,6 @@ def report(answers: Sequence[Answer], driver: str, device: str, lines: Sequence[
     temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(place)
     return place
-
-
-def choose_driver(named: str) -> tuple[str, str]:
-    """(driver, why) for "auto", "emulator" or "mindspore_lite"."""
-    if named != "auto":
-        return named, "as asked"
-    if vendor_device_present():
-        return "mindspore_lite", "the vendor's package and a card are here"
-    return "emulator", "the vendor's package or a card is missing: the emulator is asked about itself"
 
 
 def _device_id(device: str) -> int:

@@ -35,15 +35,24 @@ def open_driver(driver: str | ModuleType | Driver, device: str) -> RecordingDriv
         return RecordingDriver(driver)
     if driver not in DRIVERS:
         raise DriverError(f"unknown driver {driver!r}", expected=f"one of {', '.join(DRIVERS)}")
-    name = driver if driver != "auto" else ("mindspore_lite" if vendor_device_present() else "emulator")
+    name, _ = choose_driver(driver)
     return RecordingDriver(MsliteDriver(_import(name), device))
+
+
+def choose_driver(driver: str) -> tuple[str, str]:
+    """The driver that a name stands for, and why it was chosen, as half a sentence."""
+    if driver != "auto":
+        return driver, "as asked"
+    if importlib.util.find_spec("mindspore_lite") is None:
+        return "emulator", "the package mindspore_lite is not installed"
+    if not any(Path("/dev").glob("davinci[0-9]*")):
+        return "emulator", "there is no NPU device file (/dev/davinciN)"
+    return "mindspore_lite", "the package is installed and an NPU device file is there"
 
 
 def vendor_device_present() -> bool:
     """Whether the vendor's package is installed and a card's device file exists."""
-    if importlib.util.find_spec("mindspore_lite") is None:
-        return False
-    return any(Path("/dev").glob("davinci[0-9]*"))
+    return choose_driver("auto")[0] == "mindspore_lite"
 
 
 def _import(name: str) -> ModuleType:

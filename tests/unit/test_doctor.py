@@ -217,3 +217,21 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], box: Machine) -> None:
     printed = json.loads(capsys.readouterr().out)
     assert [line["name"] for line in printed] == [line.name for line in lines]
     assert code == int(any(line["status"] == "fail" for line in printed))
+
+
+def test_driver_auto_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from qwen_npu.driver import choose_driver, vendor_device_present
+
+    held: dict[str, object] = {"spec": None, "cards": []}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: held["spec"])
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(held["cards"]))  # type: ignore[call-overload]
+    assert choose_driver("auto") == ("emulator", "the package mindspore_lite is not installed")
+    held["spec"] = object()
+    assert choose_driver("auto") == ("emulator", "there is no NPU device file (/dev/davinciN)")
+    assert not vendor_device_present()
+    held["cards"] = [Path("/dev/davinci0")]
+    assert choose_driver("auto")[0] == "mindspore_lite"
+    assert vendor_device_present()
+    assert choose_driver("emulator") == ("emulator", "as asked")
