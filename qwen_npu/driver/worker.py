@@ -6,6 +6,7 @@ that both processes map; `mslite_worker.py` is the other side.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -60,7 +61,11 @@ class WorkerDriver:
                 stderr=log,
                 env={**os.environ, "GLOG_v": "3"},
             )
-        self.version = str(self.call("hello")["version"])
+        try:
+            self.version = str(self.call("hello")["version"])
+        except DriverError:
+            self.close()
+            raise
 
     def convert(self, source: Path) -> Path:
         """The converted form of an ONNX file, made beside it.
@@ -105,7 +110,8 @@ class WorkerDriver:
     def close(self) -> None:
         """Ends the worker."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it is gone already
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
