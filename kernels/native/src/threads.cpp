@@ -98,7 +98,8 @@ class Pool {
       if (std::chrono::steady_clock::now() - idle_since < kLinger) continue;
       std::unique_lock<std::mutex> lock(sleep_);
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, [this] { return (word_.load(std::memory_order_seq_cst) & kOpen) != 0; });
+      // Woken once, it spins again even if that call is over: on a busy machine it wakes up late, for the next one.
+      if (!(word_.load(std::memory_order_seq_cst) & kOpen)) wake_.wait(lock);
       sleepers_.fetch_sub(1, std::memory_order_seq_cst);
       idle_since = std::chrono::steady_clock::now();
     }
