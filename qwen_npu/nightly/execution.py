@@ -237,7 +237,8 @@ class Execution:
         orphans = [pid for pid in sweep(self.marker, recorded) if pid not in ours]
         progress = read_json(self.folder / "progress.json") or {}
         records = [line for line in read_lines(self.folder / "records.jsonl") if isinstance(line.get("name"), str)]
-        tail = self._trim_log()
+        text = self._trim_log()
+        tail = "\n".join(line[:500] for line in text.splitlines()[-40:])
         last_cell = progress.get("cell")
         judgement = judge(
             Seen(
@@ -249,7 +250,7 @@ class Execution:
                 last_cell=last_cell,
                 last_source=progress.get("source", ""),
                 stopped_by=_left_early(self.folder / "notebook.ipynb"),
-                where=_where(tail) if self.ended_by == "budget" else "",
+                where=_where(text) if self.ended_by == "budget" else "",
             ),
             self.item.records,
             self.baseline,
@@ -281,7 +282,7 @@ class Execution:
         return notes
 
     def _trim_log(self, keep_bytes: int = 2**20) -> str:
-        """Closes the native log, cuts out the middle of a flood, and gives its last lines."""
+        """Closes the native log, cuts out the middle of a flood, and gives its end."""
         if self.log is not None:
             self.log.close()
             self.log = None
@@ -299,8 +300,7 @@ class Execution:
                     tail = file.read()
         except OSError:
             return ""
-        text = tail[-16384:].decode("utf-8", errors="replace")
-        return "\n".join(line[:500] for line in text.splitlines()[-40:])
+        return tail[-65536:].decode("utf-8", errors="replace")
 
     def _result(self, verdict: Verdict, reason: str) -> ItemResult:
         return ItemResult(
@@ -383,9 +383,9 @@ def _left_early(output: Path) -> str:
     return ""
 
 
-def _where(tail: str) -> str:
+def _where(log: str) -> str:
     """The innermost frame of the dump that SIGUSR1 made: "line 4 in <module>"."""
-    dumps = tail.split("(most recent call first)")
+    dumps = log.split("(most recent call first)")
     if len(dumps) < 2:
         return ""
     match = re.search(r'File "(.*?)", line (\d+) in (\S+)', dumps[-1])

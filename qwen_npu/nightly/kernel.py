@@ -29,9 +29,10 @@ def spec() -> dict[str, object]:
 
 def main() -> None:
     """Becomes the kernel; arguments are ipykernel's."""
-    from qwen_npu.nightly.processes import die_with_parent
+    from qwen_npu.nightly.processes import die_with_parent, skip_slow_import
 
     die_with_parent()
+    skip_slow_import()
     faulthandler.enable(file=2, all_threads=False)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)

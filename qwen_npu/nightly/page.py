@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from qwen_npu.nightly.processes import skip_slow_import
 from qwen_npu.nightly.style import STYLE
-from qwen_npu.nightly.worker import skip_slow_import
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"

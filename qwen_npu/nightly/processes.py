@@ -33,6 +33,12 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def skip_slow_import() -> None:
+    """Keeps jsonschema from importing a grammar that takes a second and is only used to check internationalised
+    addresses, which no notebook holds; plotly brings it in through nbformat. jsonschema treats it as not installed."""
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process began, in clock ticks since boot: with the pid it names one process for good."""
     try:

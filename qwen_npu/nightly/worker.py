@@ -17,19 +17,13 @@ from typing import Any
 
 from qwen_npu.nightly import kernel
 from qwen_npu.nightly.files import read_json, write_json
-from qwen_npu.nightly.processes import die_with_parent, start_ticks
+from qwen_npu.nightly.processes import die_with_parent, skip_slow_import, start_ticks
 
 BEAT_S = 1.0
 UNWRITTEN_STATUS = 3
 """Exit status of a worker that could not even write its account."""
 OUTPUT_LIMIT_BYTES = 32 * 2**20
 """Largest amount of output one notebook may send (text and figures); more is a flood, and the kernel is ended."""
-
-
-def skip_slow_import() -> None:
-    """Keeps jsonschema from importing a grammar that takes a second and is only used to check internationalised
-    addresses, which no notebook holds. jsonschema treats it as not installed."""
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 class _Progress:
