@@ -69,7 +69,7 @@ class Form:
         from qwen_npu.graphs.verify import verify_graph
 
         self._needs_pools()
-        content = verify_graph(spec, numerics, weights, **sizes)
+        content = verify_graph(spec, numerics, weights, **sizes, whole_cache=self.target == "ascend310p")
         return self._on_pools(content, spec, sizes)
 
     def op(self, spec: ModelSpec, sizes: dict[str, int], dtype: str) -> bytes:

@@ -41,8 +41,12 @@ def verify_graph(
     sequences: int,
     slots: int,
     capacity: int,
+    whole_cache: bool = False,
 ) -> bytes:
     """`tokens` (1 to `width`) tokens of each sequence.
+
+    `whole_cache` reads the KV up to its capacity, masked, instead of cutting it where the longest sequence ends: for
+    devices on which no size may depend on data.
 
     A past position of the KV is seen where `attention_mask` is 1 and it lies before `position_ids[0, b, 0]`; the new
     tokens see each other causally and are written at `position_ids[0, b, j]`.
@@ -54,7 +58,7 @@ def verify_graph(
     _, x = layers.embed(g)
     tables = layers.rope(g, spec)
     conv = _ConvPools(g, spec, numerics, sequences, tokens, width)
-    kv = _Cache(g, spec, sequences, tokens, capacity)
+    kv = _Cache(g, spec, sequences, tokens, capacity, whole_cache)
     linear = 0
 
     def recur(query: str, key: str, value: str, beta: str, decay: str) -> str:
@@ -144,21 +148,25 @@ class _ConvPools:
 class _Cache:
     """The KV of all sequences: the valid part of the past, read in f32; the new keys and values, written at the end."""
 
-    def __init__(self, g: Graph, spec: ModelSpec, sequences: int, tokens: int, capacity: int) -> None:
+    def __init__(self, g: Graph, spec: ModelSpec, sequences: int, tokens: int, capacity: int, whole: bool) -> None:
         self._g, self._spec, self._sequences, self._tokens = g, spec, sequences, tokens
         self._new: list[str] = []
         self._rows = 2 * len(spec.full_layers)
         self._positions = g.op("Gather", [POSITION_IDS, g.const(np.array(0, np.int64))], axis=0)  # [B, L]
         first = g.op("Slice", [self._positions, g.ints(0), g.ints(1), g.ints(1)])  # [B, 1]
-        longest = g.op("Max", [g.op("ReduceMax", [first], axes=[0], keepdims=0), g.ints(1)])  # [1]
-        past = g.op("Slice", [PAST["kv"], g.ints(0), longest, g.ints(3)])
+        past, longest = PAST["kv"], ""
+        if not whole:
+            longest = g.op("Max", [g.op("ReduceMax", [first], axes=[0], keepdims=0), g.ints(1)])  # [1]
+            past = g.op("Slice", [past, g.ints(0), longest, g.ints(3)])
         past = g.reshape(g.wide(past, PAST["kv"]), self._rows * sequences, spec.kv_heads, -1, spec.head_dim)
         self._past = g.split(past, (sequences,) * self._rows, axis=0)
 
         group_rows = tokens * (spec.heads // spec.kv_heads)
         before = g.op("Less", [g.const(np.arange(capacity, dtype=np.int64)[None]), first])
         seen = g.op("And", [before, g.cast(ATTENTION_MASK, "bool")])
-        seen = g.cast(g.op("Slice", [seen, g.ints(0), longest, g.ints(1)]), "float32")
+        if longest:
+            seen = g.op("Slice", [seen, g.ints(0), longest, g.ints(1)])
+        seen = g.cast(seen, "float32")
         hidden = g.mul(g.sub(seen, g.number(1.0)), g.number(layers.HIDDEN_SCORE))
         hidden = g.op("Expand", [g.op("Unsqueeze", [hidden, g.ints(1, 2)]), g.ints(1, 1, group_rows, 1)])
         causal = np.repeat(

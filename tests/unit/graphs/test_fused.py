@@ -13,17 +13,19 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from qwen_npu import contract
 from qwen_npu.bundle import Bundle, build_bundle
 from qwen_npu.errors import ConversionError, UsageError
 from qwen_npu.graphs.fused import ATTENTION, CUSTOM, SCATTER, check
 from qwen_npu.graphs.nodes import CHUNK, RECURRENT
 from qwen_npu.graphs.targets import Form
+from qwen_npu.graphs.verify import verify_graph
 from qwen_npu.graphs.weights import Piece
 from qwen_npu.rgdr.plan import plan_chunk
 from qwen_npu.rgdr.reference import recurrence
 from qwen_npu.spec import preset
 from tests.unit.graphs.checkpoints import IMAGE_TOKEN, random_checkpoint
-from tests.unit.graphs.runner import GraphRunner
+from tests.unit.graphs.runner import GraphRunner, open_session
 
 FUSED = Form("ascend310p", fused=True)
 
@@ -266,3 +268,27 @@ def test_files_stay_small(bundle: Bundle, tmp_path: Path) -> None:
         if entry.key == "location"
     ]
     assert set(locations) == {"weights.bin"}
+
+
+def test_verify_on_the_whole_cache_gives_the_same(bundle: Bundle) -> None:
+    """For the device no size may depend on data: the cache is masked there, not cut."""
+    sizes = {"tokens": 2, "width": 2, "sequences": 2, "slots": 4, "capacity": bundle.capacity}
+    described = contract.verify(bundle.spec, "f32", **sizes)
+    rng = np.random.default_rng(3)
+    feed = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in described.inputs if t.dtype == "float32"}
+    first = np.array([7, 3])
+    feed |= {
+        "input_ids": rng.integers(0, 100, (2, 2)),
+        "attention_mask": np.ones((2, bundle.capacity), np.int64),
+        "position_ids": np.tile(first[:, None] + np.arange(2), (4, 1, 1)),
+        "actual_seq_lengths": np.array([2, 2]),
+        "ssm_state_indices": np.array([[0, 1], [2, 3]]),
+        "num_accepted_tokens": np.array([1, 2], np.int32),
+    }
+    results = []
+    for whole in (False, True):
+        path = bundle.directory / f"test-verify-{whole}.onnx"
+        path.write_bytes(verify_graph(bundle.spec, "f32", bundle.weights, **sizes, whole_cache=whole))
+        results.append(open_session(path).run(None, feed))
+    for cut, masked in zip(*results, strict=True):
+        assert np.abs(cut - masked).max() < 1e-5 * max(1.0, float(np.abs(cut).max()))
