@@ -92,7 +92,8 @@ class TensorCore:
         self.sign()
 
     def sign(self) -> None:
-        self.signature = (self._dtype, self._shape) if self.block is None else next(_serial)
+        # the number of the dtype: an Enum's hash is a Python function
+        self.signature = (self._dtype.value, self._shape) if self.block is None else next(_serial)
 
     def get_tensor_name(self) -> str:
         return self._name
