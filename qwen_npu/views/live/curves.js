@@ -9,8 +9,15 @@ function look(el) {
   const paper = probe.fillStyle, part = (i) => parseInt(paper.slice(i, i + 2), 16);
   const dark = paper[0] === "#" && part(1) + part(3) + part(5) < 384;
   return dark
-    ? { paper, text: "#f0f0f0", soft: "#b4b4b4", line: "#3a3a3a" }
-    : { paper, text: "#1a1a1a", soft: "#595959", line: "#e2e2e2" };
+    ? { paper, dark, text: "#f0f0f0", soft: "#b4b4b4", line: "#3a3a3a" }
+    : { paper, dark, text: "#1a1a1a", soft: "#595959", line: "#e2e2e2" };
+}
+
+// On a dark page the deep colours are lifted towards white, so that thin lines keep a contrast of 3.
+function lifted(colour, dark) {
+  if (!dark) return colour;
+  const part = (i) => Math.round(parseInt(colour.slice(i, i + 2), 16) * 0.68 + 255 * 0.32);
+  return `rgb(${part(1)},${part(3)},${part(5)})`;
 }
 
 function words(bytes, kind) {
@@ -88,7 +95,7 @@ function render({ model, el }) {
       g.textAlign = "center";
       for (const [tick, label] of get("marks")) g.fillText(label, px(tick), HIGH - FOOT / 2);
       for (const [line, i] of own) {
-        g.strokeStyle = g.fillStyle = line.colour;
+        g.strokeStyle = g.fillStyle = lifted(line.colour, theme.dark);
         g.lineWidth = 2;
         g.setLineDash(DASHES[line.dash]);
         g.beginPath();
@@ -124,7 +131,7 @@ function render({ model, el }) {
       lines.forEach((line, i) => {
         if (line.panel !== p) return;
         const item = document.createElement("span"), swatch = document.createElement("span");
-        swatch.style.cssText = `display:inline-block;width:22px;margin-right:6px;vertical-align:3px;border-top:2.5px ${{ solid: "solid", dot: "dotted", dash: "dashed" }[line.dash]} ${line.colour}`;
+        swatch.style.cssText = `display:inline-block;width:22px;margin-right:6px;vertical-align:3px;border-top:2.5px ${{ solid: "solid", dot: "dotted", dash: "dashed" }[line.dash]} ${lifted(line.colour, theme.dark)}`;
         item.style.cssText = `margin-right:14px;color:${theme.text}`;
         item.append(swatch, `${line.name} ${at < 0 ? "" : told(y[i * n + at], panel.unit)}`);
         box.append(item);
