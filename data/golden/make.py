@@ -49,7 +49,7 @@ PICTURES: list[tuple[str, int, bool, list[tuple[str, int | None]]]] = [
     ("wide", 1, False, [("describe", 350), ("objects", 511)]),
     ("square", 2, False, [("describe", 512)]),
 ]
-# Text only: task, number (N, words or period), prompt tokens.
+# Text only: task, number (N; at least so many words; period), prompt tokens.
 TEXTS: list[tuple[str, int | None, int | None]] = [
     ("count", 3, None),
     ("count", 9, 32),
@@ -61,24 +61,24 @@ TEXTS: list[tuple[str, int | None, int | None]] = [
     ("count", 30, None),
     ("count", 30, 256),
     ("count", 21, 400),
+    ("count", 18, None),
+    ("count", 22, 65),
+    ("count", 25, 129),
+    ("count", 28, 300),
+    ("count", 29, 255),
+    ("count", 26, 512),
     ("repeat", 3, None),
-    ("repeat", 8, 32),
-    ("repeat", 8, 65),
-    ("repeat", 12, 129),
-    ("repeat", 40, None),
-    ("repeat", 45, 64),
-    ("repeat", 50, None),
-    ("repeat", 55, 128),
-    ("repeat", 60, 255),
-    ("repeat", 42, 300),
-    ("repeat", 20, 511),
+    ("repeat", 5, 32),
+    ("repeat", 5, 65),
+    ("repeat", 5, 129),
+    ("repeat", 8, None),
+    ("repeat", 5, 511),
     ("continue", 2, None),
     ("continue", 3, 33),
     ("continue", 4, 63),
     ("continue", None, 127),
     ("continue", None, 257),
     ("continue", None, None),
-    ("continue", 3, 512),
 ]
 
 
@@ -98,7 +98,8 @@ def main() -> None:
     for task, count, length in TEXTS:
 
         def draw(task: str = task, count: int | None = count) -> tuple[str, str]:
-            example = tasks.sample(rng, task, number=count)
+            more = int(rng.integers(0, 4)) if task == "repeat" else 0  # so that every length can be met
+            example = tasks.sample(rng, task, number=count + more if count else None)
             return example.prompt, example.answer
 
         prompt, expected = fitting(oracle, rng, None, length, draw)
@@ -132,7 +133,11 @@ def fitting(
     for _ in range(2000):
         question, expected = draw()
         missing = length - len(oracle.encode(question, image))
-        prompt = tasks.filler(rng, missing + int(rng.integers(-9, 2))) + question
+        # A filler ends with one short sentence at most; several of them reach every length.
+        shorts = int(rng.integers(0, 6))
+        words = missing - 5 * shorts - int(rng.integers(0, 9))
+        lead = tasks.filler(rng, words) + "".join(tasks.filler(rng, 5) for _ in range(shorts))
+        prompt = lead + question
         if len(oracle.encode(prompt, image)) == length:
             return prompt, expected
     raise SystemExit(f"no prompt of {length} tokens found")

@@ -41,7 +41,8 @@ SHORT_FROM = 2126  # long lists to repeat had drowned everything else: from here
 STRAY_FROM = 3145  # pictures in colours without a name teach the vision tower shapes whatever the colour
 HARD_FROM = 3566  # pictures to describe hold three things more often, and fewer prompts are text only
 NEAR_FROM = 4352  # more pictures in colours without a name, and nearer to those of held-out pairs
-STEPS = 4750
+MORE_FROM = 4750  # and more of those once again
+STEPS = 5070
 # Share of the full learning rate; it rises twice, since the text model starts later.
 RATE = (
     (0, 0.0),
@@ -60,14 +61,16 @@ RATE = (
     (3800, 0.178),
     (4352, 0.080),
     (4353, 0.13),
+    (4750, 0.0),
+    (4751, 0.16),
     (STEPS, 0.0),
 )
 # How often a picture is made to hold a single thing.
-SINGLES = ((VISION_STEPS, 0.6), (1921, 0.407), (1922, 0.12), (2126, 0.099), (2614, 0.068), (3566, 0.034), (STEPS, 0.0))
+SINGLES = ((VISION_STEPS, 0.6), (1921, 0.407), (1922, 0.12), (2126, 0.099), (2614, 0.068), (3566, 0.034), (4750, 0.0))
 THINGS = (0.15, 0.3, 0.55)  # from HARD_FROM on: shares of pictures to describe with one, two and three things
 # Weight of the loss on patches.
-PATCH_WEIGHT = ((0, 0.5), (3565, 0.182), (3566, 0.6), (4351, 0.473), (4352, 1.0), (STEPS, 1.0))
-STRAYS = {0: 0, STRAY_FROM: 8, NEAR_FROM: 14}  # pictures in colours without a name in a step
+PATCH_WEIGHT = ((0, 0.5), (3565, 0.182), (3566, 0.6), (4351, 0.473), (4352, 1.0), (4749, 1.0), (4750, 1.5))
+STRAYS = {0: 0, STRAY_FROM: 8, NEAR_FROM: 14, MORE_FROM: 24}  # pictures in colours without a name in a step
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.05
 BLOCK_ROWS = 128  # of the optimizer, see Muon
