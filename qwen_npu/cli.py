@@ -81,10 +81,11 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from contextlib import nullcontext
+    from contextlib import ExitStack
 
     from qwen_npu.bundle import open_bundle
     from qwen_npu.driver import choose_driver
+    from qwen_npu.driver.npu_smi import sampled
     from qwen_npu.runtime.session import Session
 
     bundle = open_bundle(options.bundle)
@@ -100,7 +101,11 @@ def _run(options: argparse.Namespace) -> int:
         generation = session.stream(
             options.prompt, options.image, max_new_tokens=options.max_new_tokens, ignore_eos=options.ignore_eos
         )
-        with session.record(options.record) if options.record else nullcontext():
+        with ExitStack() as recording:
+            if options.record:
+                ledger = recording.enter_context(session.record(options.record))
+                if session.driver.name == "mindspore_lite" and options.device.startswith("ascend:"):
+                    recording.enter_context(sampled(ledger, int(options.device.partition(":")[2])))
             for step in generation:
                 if not options.json:
                     print(step.text, end="", flush=True)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from qwen_npu.bundle import cache_directory
 from qwen_npu.doctor.machine import Machine, Ran
+from qwen_npu.driver.npu_smi import parse_usages
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -160,12 +161,11 @@ def _npu_smi(machine: Machine, npu: bool) -> Iterator[Line]:
     yield Line("npu-smi", "ok", f"{len(numbers)} card{'s' * (len(numbers) > 1)}")
     for number in numbers:
         usage = machine.run(["npu-smi", "info", "-t", "usages", "-i", str(number)], machine.environment).text
-        sizes = [int(value) for value in re.findall(r"(?:HBM|DDR) Capacity\s*\(MB\)\s*:\s*(\d+)", usage)]
-        rates = [float(value) for value in re.findall(r"(?:HBM|DDR) Usage Rate\s*\(%\)\s*:\s*([\d.]+)", usage)]
-        if not sizes or len(sizes) != len(rates):
+        devices = parse_usages(usage)
+        if not devices:
             yield Line(f"card {number}", "warn", "npu-smi does not tell its memory", "look at npu-smi info yourself")
             continue
-        free = [size * (100 - rate) / 100 / 1024 for size, rate in zip(sizes, rates, strict=True)]
+        free = [device.memory_bytes * (100 - device.memory_percent) / 100 / 2**30 for device in devices]
         text = f"free memory {', '.join(f'{value:.1f} GiB' for value in free)} (one figure for each device)"
         if min(free) < 12:
             yield Line(

@@ -39,6 +39,7 @@ EventKind = Literal[
     "draft",
     "verify",
     "accept",
+    "sample",
 ]
 
 
