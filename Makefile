@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 OUT ?= build/report
 
-.PHONY: report lab test test-all test-plain test-twin bench check clean
+.PHONY: report lab test test-all test-plain test-twin real-mslite bench check clean
 
 report: $(VENV)/.installed
 	$(BIN)/qwen-npu report --out $(OUT) --jobs $(JOBS)
@@ -24,7 +24,13 @@ test: $(VENV)/.installed
 	$(PYTEST) -n $(JOBS) -m "not full and not ui and not npu" --ignore tests/oracle
 
 test-all: $(VENV)/.oracle check test-twin test-plain
+	$(BIN)/python -m tests.integration.real_mslite.environment
 	$(PYTEST) -n $(JOBS) -m "not npu"
+
+# The real MindSpore Lite 2.0.0 in a Python 3.7 of its own; skipped with the reason where either cannot be had.
+real-mslite: $(VENV)/.installed
+	$(BIN)/python -m tests.integration.real_mslite.environment
+	$(PYTEST) tests/integration/real_mslite
 
 # The graphs without the native kernel: the function bodies answer.
 test-plain: $(VENV)/.installed

@@ -184,9 +184,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(plan)))
         return 0
-    print(
-        f"{plan.model} on {plan.device} ({_size(plan.device_bytes)} a device), KV of {plan.capacity_tokens} tokens"
-    )
+    print(f"{plan.model} on {plan.device} ({_size(plan.device_bytes)} a device), KV of {plan.capacity_tokens} tokens")
     for title, part in (("weights", plan.weights), ("states of one sequence", plan.states), ("decode", plan.decode)):
         print(f"\n{title}")
         for name, size in part.items():

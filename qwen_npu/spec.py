@@ -125,7 +125,7 @@ class ModelSpec:
         return batch * self.vocab * _half_bytes(numerics)
 
     def step_input_bytes(self, mask_tokens: int, index_bytes: int = 4) -> int:
-        """What a resident decode step sends to the device: one id, four positions and the mask, as deployed in int32."""
+        """What a resident decode step sends to the device: one id, four positions, the mask; as deployed in int32."""
         return (1 + 4 + mask_tokens) * index_bytes
 
     def state_bytes(self, kv_tokens: int, numerics: Numerics = "device") -> int:

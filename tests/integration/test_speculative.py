@@ -111,7 +111,8 @@ def test_an_accepted_draft_and_then_no_draft_at_all():
 
 
 def test_no_number_is_skipped_when_counting():
-    counting = [prompt for prompt in golden_prompts() if prompt.name.startswith("count")]
+    counting = [prompt for prompt in golden_prompts() if "count" in prompt.name]
+    assert len(counting) > 2
     for prompt in sorted(counting, key=lambda golden: len(golden.tokens))[-2:]:
         assert list(run(prompt, "f32", 7).tokens) == prompt.tokens
 
