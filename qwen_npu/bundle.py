@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from qwen_npu import contract
 from qwen_npu.contract import GraphContract
-from qwen_npu.data import tiny_checkpoint
+from qwen_npu.data import cache_directory, tiny_checkpoint
 from qwen_npu.errors import BundleError, CheckpointError, UsageError
 from qwen_npu.graphs.targets import EMULATED, TARGETS, Form, Target
 from qwen_npu.graphs.weights import WEIGHT_FILE, Checkpoint, Grid, Piece, prepare, weight_files, write
@@ -278,15 +278,6 @@ def build_bundle(
             fix="name another directory",
         )
     return bundle
-
-
-def cache_directory() -> Path:
-    """Where bundles are built: $QWEN_NPU_CACHE, or the user's cache directory."""
-    named = os.environ.get("QWEN_NPU_CACHE")
-    if named:
-        return Path(named)
-    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "qwen-npu"
 
 
 def _directory(source: str | Path) -> Path:

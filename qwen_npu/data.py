@@ -1,7 +1,8 @@
-"""Where the files that ship with the package lie: in a checkout `data/`, in an installed wheel `qwen_npu/_data`."""
+"""Where files lie: what ships (a checkout's `data/`, an installed wheel's `qwen_npu/_data`) and the cache."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from qwen_npu.errors import UsageError
@@ -46,3 +47,12 @@ def image_path(image: str) -> Path | None:
             f"there is no picture {image!r}", expected=f"a picture file, or one that ships: {', '.join(shipped)}"
         )
     return path
+
+
+def cache_directory() -> Path:
+    """Where bundles and compiled helpers are kept: $QWEN_NPU_CACHE, or the user's cache directory."""
+    named = os.environ.get("QWEN_NPU_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "qwen-npu"

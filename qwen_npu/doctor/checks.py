@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from qwen_npu.bundle import cache_directory
+from qwen_npu.data import cache_directory
 from qwen_npu.doctor.machine import Machine, Ran
 from qwen_npu.driver.npu_smi import parse_usages
 

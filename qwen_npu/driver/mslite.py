@@ -88,7 +88,7 @@ class MsliteDriver:
             raise
         except Exception as error:
             raise DriverError(
-                f"{self.name} could not build the {graph} graph from {file}: {error}",
+                f"{self.name} could not build the {graph} graph from {file}: {_told(error)}",
                 expected=f"a MindIR file that {self.device} takes",
                 fix="convert the bundle with qwen-npu convert; qwen-npu doctor checks the device",
             ) from error
@@ -157,7 +157,8 @@ class MsliteDriver:
             raise
         except Exception as error:
             raise DriverError(
-                f"{self.name} failed on {self.device}: {error}", fix="qwen-npu doctor checks the device and the package"
+                f"{self.name} failed on {self.device}: {_told(error)}",
+                fix="qwen-npu doctor checks the device and the package",
             ) from error
 
 
@@ -201,3 +202,8 @@ class MsliteModel:
         self._model = None
         self._raw_inputs = []
         gc.collect()
+
+
+def _told(error: Exception) -> str:
+    """The package's message, and the reason behind it where it gives one."""
+    return f"{error} ({error.__cause__})" if error.__cause__ is not None else str(error)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qwen_npu.data import cache_directory
 from qwen_npu.errors import OpError, WorkbenchError
 
 Array = NDArray[Any]
@@ -219,7 +220,7 @@ def runner() -> Path:
     ):
         if path.suffix in (".h", ".cpp"):
             digest.update(path.relative_to(_KERNELS).as_posix().encode() + b"\0" + path.read_bytes())
-    target = _cache_directory() / "twin" / f"rgdr_twin-{digest.hexdigest()[:16]}"
+    target = cache_directory() / "twin" / f"rgdr_twin-{digest.hexdigest()[:16]}"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -255,15 +256,6 @@ def _compiler() -> str:
         expected="one that knows C++17; the twin of the kernel is compiled on this machine",
         fix="install g++ (apt-get install g++), or set CXX",
     )
-
-
-def _cache_directory() -> Path:
-    """As `qwen_npu.bundle.cache_directory`, which this room may not import."""
-    named = os.environ.get("QWEN_NPU_CACHE")
-    if named:
-        return Path(named)
-    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "qwen-npu"
 
 
 def _call(arguments: list[str], accept: tuple[int, ...] = (0,)) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from qwen_npu import bundle as bundles
-from qwen_npu.bundle import GRAPHS, MANIFEST, Bundle, build_bundle, cache_directory, open_bundle
+from qwen_npu.bundle import GRAPHS, MANIFEST, Bundle, build_bundle, open_bundle
+from qwen_npu.data import cache_directory
 from qwen_npu.errors import BundleError, CheckpointError, UsageError
 from tests.unit.graphs.checkpoints import random_checkpoint
 
