@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint requirements.lock
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --dist worksteal
 JOBS ?= 2
 OUT ?= build/report
 

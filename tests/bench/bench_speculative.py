@@ -2,8 +2,9 @@
 
     python -m tests.bench.bench_speculative
 
-Verify of 4 tokens against a plain decode step; a repeating text with lookup against plain decoding; a text in which
-lookup finds nothing against plain decoding. Emulated device: ratios of this CPU, not of an NPU.
+Verify of 4 tokens against a plain decode step; repeating and pattern prompts (going on after the end of text, to have
+enough steps) with lookup against plain decoding; a text in which lookup finds nothing against plain decoding.
+Emulated device: ratios of this CPU, not of an NPU.
 """
 
 from __future__ import annotations
@@ -25,28 +26,30 @@ BOUNDS = {
 }
 LEAST_TOKENS_A_VERIFY = 2.5
 REPEATING = (
-    "Repeat: ship moon ship moon ship moon ship moon ship moon ship moon",
-    "Continue the pattern: sun rain sun rain sun rain sun rain",
+    "Repeat: cat dog bird fish fox lion goat wolf",
+    "Copy these words: ship moon lake stone tree house door lamp",
+    "Continue the pattern: red blue red blue red blue red",
+    "Continue the pattern: sun moon sun moon sun moon sun",
 )
-DRAFTS = 4
+DRAFTS = 7
 
 
 def cpu_ms(session: Session, prompt: str, tokens: int, **options: object) -> tuple[float, int, int]:
-    """(CPU milliseconds of the steps, tokens, steps) of one generation."""
+    """(median CPU milliseconds of a step, tokens, steps) of one generation; a median, as some steps open a graph."""
     generation = session.stream(prompt, max_new_tokens=tokens, ignore_eos=True, **options)
+    spent_ms, made, before = [], 0, time.process_time()
     for step in generation:
-        if step.stage == "upload":
-            break
-    start = time.process_time()
-    steps = [(time.process_time() - start, len(step.tokens)) for step in generation]
-    # the first step opens the graphs of a speculative run
-    first_s, first_tokens = steps[0]
-    return (steps[-1][0] - first_s) * 1e3, sum(count for _, count in steps) - first_tokens, len(steps) - 1
+        now = time.process_time()
+        if step.step >= 0:
+            spent_ms.append((now - before) * 1e3)
+            made += len(step.tokens)
+        before = now
+    return statistics.median(spent_ms), made, len(spent_ms)
 
 
-def per(session: Session, prompt: str, tokens: int, *, step: bool = False, **options: object) -> float:
-    spent_ms, made, steps = cpu_ms(session, prompt, tokens, **options)
-    return spent_ms / (steps if step else made)
+def per_token_ms(session: Session, prompt: str, tokens: int, **options: object) -> float:
+    step_ms, made, steps = cpu_ms(session, prompt, tokens, **options)
+    return step_ms * steps / made
 
 
 class Silent:
@@ -75,18 +78,14 @@ def main() -> int:
     verify, repeating, silent = BOUNDS
     yields = []
     for _ in range(PAIRS):
-        step_ms = per(plain, REPEATING[0], TOKENS, step=True)
+        step_ms, _, _ = cpu_ms(plain, REPEATING[0], TOKENS)
         wrong = ScriptedDrafter(answer, right=lambda call: 0, wrong=lambda token: (token + 1) % 256)
-        ratios[verify].append(per(drafting, REPEATING[0], 40, step=True, drafter=wrong) / step_ms)
-        ratios[silent].append(per(looking, REPEATING[0], TOKENS, drafter=Silent()) / step_ms)
+        ratios[verify].append(cpu_ms(drafting, REPEATING[0], TOKENS, drafter=wrong)[0] / step_ms)
+        ratios[silent].append(cpu_ms(looking, REPEATING[0], TOKENS, drafter=Silent())[0] / step_ms)
         for prompt in REPEATING:
-            natural = plain.generate(prompt, max_new_tokens=TOKENS)
-            if len(natural.tokens) < 8:
-                continue
-            length = len(natural.tokens)
-            plain_ms = per(plain, prompt, length)
-            spent_ms, made, steps = cpu_ms(looking, prompt, length)
-            ratios[repeating].append(spent_ms / made / plain_ms)
+            plain_ms = per_token_ms(plain, prompt, TOKENS)
+            step_ms, made, steps = cpu_ms(looking, prompt, TOKENS)
+            ratios[repeating].append(step_ms * steps / made / plain_ms)
             yields.append(made / steps)
     fine = True
     for name, bound in BOUNDS.items():

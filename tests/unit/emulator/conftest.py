@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def _settings() -> Iterator[None]:
 
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
+    gc.collect()  # what earlier tests left in cycles is not to be freed under this one's eyes
     seen: list[Event] = []
     unsubscribe = instrument.subscribe(seen.append)
     yield seen
