@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from pathlib import Path
 
@@ -115,6 +116,7 @@ def test_states_cross_once_when_decoding_begins():
 def test_closing_a_session_gives_all_device_memory_back():
     from qwen_npu.emulator import instrument
 
+    gc.collect()
     before = instrument.memory("ascend:0").live_bytes
     with session() as open_session:
         open_session.generate(ids(40), max_new_tokens=4)
