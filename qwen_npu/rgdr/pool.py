@@ -60,7 +60,8 @@ class SlotTable:
         slots: S, number of slots in the pool.
         width: W, slots of one sequence: drafts + 1.
         name: id of the pool in events.
-        sink: takes slot_allocate, slot_free, slot_read, slot_write and accept events.
+        sink: takes slot_allocate, slot_free, slot_read, slot_write and accept events; may be set anew at any time,
+            and events cost nothing while it is `discard`.
     """
 
     def __init__(self, slots: int, width: int, *, name: str = "state_pool", sink: EventSink = discard) -> None:
@@ -73,7 +74,7 @@ class SlotTable:
         self.slots = slots
         self.width = width
         self.name = name
-        self._sink = sink
+        self.sink = sink
         self._free = list(range(slots))
         self._generation = [0] * slots
         self._sequences: dict[int, _Sequence] = {}
@@ -295,9 +296,9 @@ class SlotTable:
             self._tell("slot_free", slot, **facts)
 
     def _tell(self, kind: EventKind, slot: int, **facts: Any) -> None:
-        if self._sink is not discard:
+        if self.sink is not discard:
             detail = {"slot": slot, "generation": self._generation[slot], **facts}
-            self._sink(Event(kind, now_ns(), buffer=self.name, detail=detail))
+            self.sink(Event(kind, now_ns(), buffer=self.name, detail=detail))
 
 
 class SlotPool:

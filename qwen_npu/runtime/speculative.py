@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qwen_npu.errors import SlotError, StateError, UsageError
-from qwen_npu.ledger.events import now_ns
+from qwen_npu.ledger.events import discard, now_ns
 from qwen_npu.rgdr.pool import Batch, SlotTable
 from qwen_npu.runtime.chooser import TokenChooser
 from qwen_npu.runtime.context import RunContext
@@ -96,7 +96,7 @@ class SpeculativeGroup:
         self._steps = 0
         self._rows: list[Member | None] = [None] * sequences
         self._leaving: list[tuple[Member, tuple[int, ...]]] = []
-        self.table = SlotTable(sequences * self._width, self._width, sink=self._driver.relay)
+        self.table = SlotTable(sequences * self._width, self._width)
         self._graphs = VerifyGraphs(context, self._width, sequences, self.table.slots)
 
     @property
@@ -143,6 +143,7 @@ class SpeculativeGroup:
     ) -> Member:
         """Puts a prefilled sequence into a free row and the first slot of its row of slots."""
         row = self._free_row()
+        self._listen()
         states = hand_over(prefill.states, prefill.pads, bucket, self._context.bundle.capacity)
         sequence = self.table.allocate(f"sequence in row {row}")
         tokens = len(feed.tokens)
@@ -163,11 +164,16 @@ class SpeculativeGroup:
         """
         if self._rows[member.row] is not member:
             raise SlotError(f"the sequence in row {member.row} has left already", expected="a member of the group")
+        self._listen()
         slots = self.table.row(member.sequence)
         if self.table.free(member.sequence):
             self._vacate(member, slots)
         else:
             self._leaving.append((member, slots))
+
+    def _listen(self) -> None:
+        """Slot events go to the recording, if there is one: without it they are not even made."""
+        self.table.sink = self._driver.relay if self._driver.recording else discard
 
     def _free_row(self) -> int:
         for row, member in enumerate(self._rows):
@@ -205,6 +211,7 @@ class SpeculativeGroup:
         active = self.members
         if not active:
             raise UsageError("no sequence of the group is active", expected="a member that has not ended")
+        self._listen()
         driver = self._driver
         driver.stage, driver.step = "verify", self._steps
         meter = Meter(driver)
