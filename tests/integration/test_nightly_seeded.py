@@ -28,7 +28,7 @@ from qwen_npu.runtime import stages
 padded = stages.left_padded
 stages.left_padded = lambda array, bucket, value=0: padded(array, bucket, int(array.ndim == 2 and np.all(array == 1)))
 """,
-        ("03_decode_residency_padded",),
+        ("02_prefill",),
     ),
     "kv_off_by_one": (
         """
