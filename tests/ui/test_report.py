@@ -107,7 +107,8 @@ class Browser:
         while True:
             time.sleep(0.1)
             answer = self.call("Runtime.evaluate", expression=COUNT, returnByValue=True)
-            facts: dict[str, Any] = json.loads(answer["result"]["value"])
+            # between two pages there is no document to ask: the expression throws
+            facts: dict[str, Any] = json.loads(answer["result"].get("value", '{"ready": ""}'))
             if facts["ready"] == "complete" and int(facts["told"] or 0) >= facts["plots"]:
                 return facts
             assert time.monotonic() < deadline, facts
