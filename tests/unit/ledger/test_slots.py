@@ -150,7 +150,7 @@ def test_a_recording_that_begins_in_the_middle_learns_the_owners() -> None:
     table.end(table.begin([sequence]), [2])
     ledger = Ledger()
     ledger.set_meta("slots", 6)
-    table._sink = ledger
+    table.sink = ledger
     table.end(table.begin([sequence]), [1])
     books = history(ledger)
     assert books.faults == []
