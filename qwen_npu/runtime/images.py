@@ -104,8 +104,8 @@ class ImageProcessor:
         """
         patch, merge = vision.patch, vision.merge
         rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
-        values = (pixels * self.rescale).astype(np.float32)  # in f64 first, as transformers does
-        values = (values - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        scaled: np.ndarray = (pixels * self.rescale).astype(np.float32)  # in f64 first, as transformers does
+        values: np.ndarray = (scaled - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
         blocks = values.reshape(rows // merge, merge, patch, columns // merge, merge, patch, vision.channels)
         blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column, channel, y, x
         frames = np.repeat(blocks[..., None, :, :], vision.temporal_patch, axis=-3)  # a still picture fills all frames
