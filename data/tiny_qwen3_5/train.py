@@ -42,7 +42,8 @@ STRAY_FROM = 3145  # pictures in colours without a name teach the vision tower s
 HARD_FROM = 3566  # pictures to describe hold three things more often, and fewer prompts are text only
 NEAR_FROM = 4352  # more pictures in colours without a name, and nearer to those of held-out pairs
 MORE_FROM = 4750  # and more of those once again
-STEPS = 5070
+AROUND_FROM = 5070  # those in every shade but the one that is held out itself; and long lists to repeat come back
+STEPS = 6700
 # Share of the full learning rate; it rises twice, since the text model starts later.
 RATE = (
     (0, 0.0),
@@ -63,13 +64,26 @@ RATE = (
     (4353, 0.13),
     (4750, 0.0),
     (4751, 0.16),
+    (5070, 0.0),
+    (5130, 0.2),
+    (5900, 0.2),
     (STEPS, 0.0),
 )
 # How often a picture is made to hold a single thing.
 SINGLES = ((VISION_STEPS, 0.6), (1921, 0.407), (1922, 0.12), (2126, 0.099), (2614, 0.068), (3566, 0.034), (4750, 0.0))
 THINGS = (0.15, 0.3, 0.55)  # from HARD_FROM on: shares of pictures to describe with one, two and three things
 # Weight of the loss on patches.
-PATCH_WEIGHT = ((0, 0.5), (3565, 0.182), (3566, 0.6), (4351, 0.473), (4352, 1.0), (4749, 1.0), (4750, 1.5))
+PATCH_WEIGHT = (
+    (0, 0.5),
+    (3565, 0.182),
+    (3566, 0.6),
+    (4351, 0.473),
+    (4352, 1.0),
+    (4749, 1.0),
+    (4750, 1.5),
+    (5070, 1.5),
+    (5071, 1.0),
+)
 STRAYS = {0: 0, STRAY_FROM: 8, NEAR_FROM: 14, MORE_FROM: 24}  # pictures in colours without a name in a step
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.05
@@ -93,6 +107,7 @@ KIND_SHARES = {  # from a step on
     0: (0.72, 0.14, 0.09, 0.05),
     1803: (0.7, 0.2, 0.06, 0.04),
     SHORT_FROM: (0.84, 0.06, 0.06, 0.04),
+    AROUND_FROM: (0.74, 0.16, 0.06, 0.04),
 }
 BATCH = {"plain": 32, "answers": 12, "filler": 14, "long": 4}
 PICTURE_SHARES = {  # from a step on; in the order of tasks.PICTURE_TASKS
@@ -326,8 +341,14 @@ def draw_batch(step: int) -> list[tasks.Example]:
         elif kind == "long":
             words = int(rng.integers(120, 470))
         if kind == "answers":
-            task = ("count", "repeat")[i % 2] if step < SHORT_FROM else "count"
-            number = int(rng.integers(9, 31) if task == "count" else rng.integers(10, 61))
+            if step < SHORT_FROM:
+                task, longest_list = ("count", "repeat")[i % 2], 60
+            elif step < AROUND_FROM:
+                task, longest_list = "count", 0
+            else:  # lists grow from 16 words to 40 within 500 steps
+                task = ("count", "repeat")[i % 4 > 0]
+                longest_list = int(np.interp(step - AROUND_FROM, (0, 500), (16, 40)))
+            number = int(rng.integers(9, 31) if task == "count" else rng.integers(9, longest_list + 1))
             examples.append(tasks.sample(rng, task, number=number))
         elif i % (4 if step < HARD_FROM else 8) == 3:
             task = tasks.TEXT_TASKS[int(rng.integers(3))]
@@ -349,8 +370,9 @@ def draw_batch(step: int) -> list[tasks.Example]:
 def draw_strays(step: int) -> list[tasks.Example]:
     """Pictures in colours without a name: shapes whatever their colour.
 
-    Held-out pairs stay unseen: no shape is drawn in a colour to which its held-out one is the nearest of all named ones
-    (at first: among the three nearest).
+    Held-out pairs stay unseen. No shape is drawn in a colour to which its held-out one is the nearest of all named ones
+    (at first: among the three nearest). From AROUND_FROM on every shade is drawn that lies 45 of 255 or more from
+    the held-out one, which itself varies by at most 18: else the tower learns "purplish, so not a square".
     """
     rng = np.random.default_rng([SEED, step, 1])
     named = np.array(list(tasks.COLOURS.values()))
@@ -363,7 +385,11 @@ def draw_strays(step: int) -> list[tasks.Example]:
             distance = np.linalg.norm(named - shade, axis=1)
             nearest = {list(tasks.COLOURS)[i] for i in np.argsort(distance)[: 1 if step >= NEAR_FROM else 3]}
             unseen = {colour for colour, shape in tasks.HELD_OUT if shape == scene.things[len(shades)].shape}
-            if np.ptp(shade) > 70 and distance.min() > 60 and not nearest & unseen:
+            if step >= AROUND_FROM:
+                fine = all(np.linalg.norm(np.array(tasks.COLOURS[colour]) - shade) >= 45 for colour in unseen)
+            else:
+                fine = bool(np.ptp(shade) > 70 and distance.min() > 60 and not nearest & unseen)
+            if fine:
                 shades.append((int(shade[0]), int(shade[1]), int(shade[2])))
         examples.append(tasks.Example("stray", "", "", tasks.draw(rng, scene, shades), scene.grid, scene))
     return examples
