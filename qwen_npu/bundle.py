@@ -372,7 +372,7 @@ def _graph_makers(
         yield _file_name("vision", numerics, grid), partial(form.vision, spec, numerics, weights, grid)
     for graph in PREFILLS:
         for tokens in options["buckets"] if form.plain else (None,):
-            prompt = partial(form.prefill, all_logits=graph == "prefill_all", tokens=tokens)
+            prompt = partial(form.prefill, all_logits=graph == "prefill_all", tokens=tokens, buckets=options["buckets"])
             yield _file_name(graph, numerics, tokens=tokens), partial(prompt, spec, numerics, weights)
     token = partial(form.decode, spec, numerics, weights)
     yield _file_name("decode_growing", numerics), partial(token, capacity=None)

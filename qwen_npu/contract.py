@@ -90,12 +90,17 @@ class TensorContract:
 
 @dataclass(frozen=True)
 class GraphContract:
-    """What one graph takes and gives, in order. `in_place` maps outputs to the inputs whose buffer they may share."""
+    """What one graph takes and gives, in order.
+
+    `in_place` maps outputs to the inputs whose buffer they may share; `buckets` a free size to the only values of it
+    that the device knows.
+    """
 
     stage: Stage
     inputs: tuple[TensorContract, ...]
     outputs: tuple[TensorContract, ...]
     in_place: Mapping[str, str] = field(default_factory=dict)
+    buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -158,8 +163,13 @@ def _states(
     )
 
 
-def prefill(spec: ModelSpec, numerics: Numerics, *, all_logits: bool = False) -> GraphContract:
-    """S tokens, left-padded; `image_embeds` may have no rows. Logits of the last token, or of all (`prefill_all`)."""
+def prefill(
+    spec: ModelSpec, numerics: Numerics, *, all_logits: bool = False, buckets: Sequence[int] = ()
+) -> GraphContract:
+    """S tokens, left-padded; `image_embeds` may have no rows. Logits of the last token, or of all (`prefill_all`).
+
+    `buckets`: the values of S that the device knows; none given: any.
+    """
     return GraphContract(
         "prefill",
         (
@@ -172,6 +182,7 @@ def prefill(spec: ModelSpec, numerics: Numerics, *, all_logits: bool = False) ->
             TensorContract(LOGITS, half(numerics), (1, "S" if all_logits else 1, spec.vocab)),
             *_states(spec, numerics, PRESENT, "S"),
         ),
+        buckets={"S": tuple(buckets)} if buckets else {},
     )
 
 

@@ -16,7 +16,7 @@ from qwen_npu.runtime.images import PreparedImage
 from qwen_npu.runtime.inputs import Feed, choose_bucket
 from qwen_npu.runtime.prompt import stage_of
 from qwen_npu.runtime.session import Session
-from qwen_npu.runtime.stages import PrefillResult, open_stage, run_prefill
+from qwen_npu.runtime.stages import PrefillResult, open_stage, predict_prompt, run_prefill
 from qwen_npu.runtime.states import StateArrays
 
 
@@ -42,12 +42,12 @@ def prefill_in_bucket(session: Session, feed: Feed, bucket: int) -> tuple[Prefil
     return result, result.states._replace(kv=result.states.kv[..., result.pads :, :])
 
 
-def prefill_right_padded(session: Session, feed: Feed, pad_tokens: int) -> StateArrays:
-    """Prefill of the prompt with `pad_tokens` zeros BEHIND it: what naive padding to a bucket does. KV of pads
-    dropped."""
-    if pad_tokens < 0:
-        raise UsageError(f"{pad_tokens} pad tokens", expected="0 or more")
+def prefill_right_padded(session: Session, feed: Feed, bucket: int) -> StateArrays:
+    """Prefill of the prompt with zeros BEHIND it up to `bucket` tokens: what naive padding does. KV of pads dropped."""
     length = len(feed.tokens)
+    if bucket < length:
+        raise UsageError(f"{length} prompt tokens padded to {bucket}", expected=f"{length} or more")
+    pad_tokens = bucket - length
     tokens = np.concatenate([feed.tokens, np.zeros(pad_tokens, np.int64)])
     after = feed.positions[..., -1:] + 1 + np.arange(pad_tokens)
     positions = np.concatenate([feed.positions, after], axis=-1)
@@ -82,20 +82,14 @@ class Recurrence(NamedTuple):
 
 
 def recurrence_of(session: Session, feed: Feed, linear_layer: int) -> Recurrence:
-    """The model's own q, k, v, beta and g at one linear layer (counted from 0), for an unpadded prompt."""
+    """The model's own q, k, v, beta and g at one linear layer (counted from 0), for the prompt without its pads."""
     bundle = session.bundle
-    choose_bucket(len(feed.tokens), bundle.buckets, bundle.capacity)
+    bucket = choose_bucket(len(feed.tokens), bundle.buckets, bundle.capacity)
     embeds = embeddings_of(session, feed)
-    if embeds is None:
-        embeds = np.zeros((1, bundle.spec.hidden), np.float32)
     with open_stage(session.driver, bundle.tap(linear_layer), "tap", contract.tap(bundle.spec)) as model:
-        arrays = (feed.tokens[None], np.ones((1, len(feed.tokens))), feed.positions, embeds)
-        feeds = [
-            session.driver.wrap(array.astype(info.dtype), name=info.name, buffer=f"input.{info.name}")
-            for array, info in zip(arrays, model.inputs, strict=True)
-        ]
-        model.resize([tensor.shape for tensor in feeds])
-        return Recurrence(*(session.driver.download(result) for result in model.predict(feeds)))
+        found = predict_prompt(session.driver, model, feed.tokens, feed.positions, embeds, bucket)
+    query, key, value, beta, g, out = (over_tokens[bucket - len(feed.tokens) :] for over_tokens in found[:-1])
+    return Recurrence(query, key, value, beta, g, out, final_state=found[-1])
 
 
 def states_over_tokens(recurrence: Recurrence, head: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from qwen_npu.contract import IN_PLACE_KEY, OP_DOMAIN, GraphContract, TensorContract
+from qwen_npu.contract import BUCKETS_KEY, IN_PLACE_KEY, OP_DOMAIN, GraphContract, TensorContract
 from qwen_npu.graphs.weights import WEIGHT_FILE, WeightTable
 
 OPSET = 17
@@ -172,9 +172,10 @@ class Graph(Nodes):
         model.opset_import.append(onnx.OperatorSetIdProto(domain="", version=OPSET))
         if any(node.domain == OP_DOMAIN for node in model.graph.node):
             model.opset_import.append(onnx.OperatorSetIdProto(domain=OP_DOMAIN, version=1))
-        if self.contract.in_place:
-            entry = model.metadata_props.add()
-            entry.key, entry.value = IN_PLACE_KEY, json.dumps(dict(self.contract.in_place), sort_keys=True)
+        for key, declared in ((IN_PLACE_KEY, self.contract.in_place), (BUCKETS_KEY, self.contract.buckets)):
+            if declared:
+                entry = model.metadata_props.add()
+                entry.key, entry.value = key, json.dumps(dict(declared), sort_keys=True)
         return bytes(model.SerializeToString(deterministic=True))
 
 

@@ -7,6 +7,7 @@ ascend310p  numerics "device"; fused: `Custom` nodes; unfused: plain ops, one pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -46,13 +47,24 @@ class Form:
         return self._finished(vision_graph(spec, numerics, weights, grid), spec)
 
     def prefill(
-        self, spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, all_logits: bool, tokens: int | None
+        self,
+        spec: ModelSpec,
+        numerics: Numerics,
+        weights: WeightTable,
+        *,
+        all_logits: bool,
+        tokens: int | None,
+        buckets: Sequence[int] = (),
     ) -> bytes:
         from qwen_npu.graphs.text import prefill_graph
 
         state = "float32" if self.plain else ""
         return self._finished(
-            prefill_graph(spec, numerics, weights, all_logits=all_logits, state_dtype=state), spec, tokens
+            prefill_graph(
+                spec, numerics, weights, all_logits=all_logits, state_dtype=state, buckets=() if tokens else buckets
+            ),
+            spec,
+            tokens,
         )
 
     def decode(self, spec: ModelSpec, numerics: Numerics, weights: WeightTable, *, capacity: int | None) -> bytes:

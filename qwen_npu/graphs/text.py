@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -33,13 +33,15 @@ def prefill_graph(
     *,
     all_logits: bool = False,
     state_dtype: str = "",
+    buckets: Sequence[int] = (),
 ) -> bytes:
     """Any number of tokens, left-padded or not; pads leave no trace in any state but their own rows of the KV.
 
+    `buckets` are the lengths that the file declares, so that a device refuses others (none given: it takes any).
     `state_dtype` is that of the recurrent state at the node; if not given that of `numerics`.
     """
     state_dtype = state_dtype or contract.half(numerics)
-    g = Graph(contract.prefill(spec, numerics, all_logits=all_logits), weights)
+    g = Graph(contract.prefill(spec, numerics, all_logits=all_logits, buckets=buckets), weights)
     g.add_function(chunk_function(spec, Packed(tokens=None), state_dtype))
     ids, x = layers.embed(g)
     keep = g.reshape(g.cast(ATTENTION_MASK, "float32"), -1, 1)

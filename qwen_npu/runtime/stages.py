@@ -96,7 +96,21 @@ def run_prefill(
     bucket: int,
 ) -> PrefillResult:
     """Runs a prompt left-padded to `bucket` tokens; the pads are masked out inside the graph, so every state stays
-    exact.
+    exact. Arguments as `predict_prompt`.
+    """
+    logits, *states = predict_prompt(driver, model, tokens, positions, image_embeds, bucket)
+    return PrefillResult(logits, StateArrays(*states), bucket - len(tokens))
+
+
+def predict_prompt(
+    driver: RecordingDriver,
+    model: StageModel,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    image_embeds: np.ndarray | None,
+    bucket: int,
+) -> list[np.ndarray]:
+    """What a graph with the inputs of prefill gives for a prompt left-padded to `bucket` tokens.
 
     Args:
         tokens: i64 [S].
@@ -117,8 +131,7 @@ def run_prefill(
     shapes = [feed.shape for feed in feeds]
     if shapes != [info.shape for info in model.inputs]:
         model.resize(shapes)
-    logits, *states = (driver.download(result) for result in model.predict(feeds))
-    return PrefillResult(logits, StateArrays(*states), bucket - len(tokens))
+    return [driver.download(result) for result in model.predict(feeds)]
 
 
 class DecodeStage:
