@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from qwen_npu.emulator import policy
 from qwen_npu.emulator.checks import check_choice, check_isinstance, check_list_of, check_not_negative
 
 _TARGETS = ["cpu", "gpu", "ascend"]
+Value = TypeVar("Value")
 
 
 class _Options:
     """Attributes are plain, as in the vendor package; one that means nothing is a hazard (a misspelt option)."""
 
     _known: frozenset[str] = frozenset()
+    _prefix = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in self._known:
@@ -29,17 +33,63 @@ class _Options:
         super().__setattr__(name, value)
 
 
+class _Checked(Generic[Value]):
+    """An option whose assignments are checked as the vendor checks them; messages name it `PREFIX_OPTION`.
+
+    Args:
+        default: the value before any assignment.
+        check: called with the name and the value; raises what the vendor raises.
+        keep: makes of the value what is kept.
+    """
+
+    def __init__(self, default: Value, check: Callable[[str, Any], None], keep: Callable[[Any], Value]) -> None:
+        self._default, self._check, self._keep = default, check, keep
+
+    def __set_name__(self, owner: type[_Options], name: str) -> None:
+        self._slot, self._message_name = f"_{name}", f"{owner._prefix}_{name}"
+
+    def __get__(self, options: _Options, owner: type[_Options]) -> Value:
+        value: Value = vars(options).setdefault(self._slot, self._keep(self._default))
+        return value
+
+    def __set__(self, options: _Options, value: Any) -> None:
+        self._check(self._message_name, value)
+        setattr(options, self._slot, self._keep(value))
+
+
+def _one_of(*choices: str) -> _Checked[str]:
+    return _Checked(choices[0], partial(check_choice, choices=[choice for choice in choices if choice]), str)
+
+
+def _not_negative() -> _Checked[int]:
+    return _Checked(0, check_not_negative, int)
+
+
+def _known_affinity_mode(mode: int) -> int:
+    if mode in (0, 1, 2):
+        return int(mode)
+    policy.report(
+        policy.Hazard(
+            "ignored_setter",
+            "thread_affinity_mode",
+            f"thread_affinity_mode = {mode} is taken and becomes 0",
+            expected="0, 1 or 2",
+        )
+    )
+    return 0
+
+
 class _CPU(_Options):
+    _prefix = "cpu"
     _known = frozenset(
         {"precision_mode", "thread_num", "inter_op_parallel_num", "thread_affinity_mode", "thread_affinity_core_list"}
     )
 
-    def __init__(self) -> None:
-        self._precision_mode = "enforce_fp32"
-        self._thread_num = 0
-        self._inter_op_parallel_num = 0
-        self._thread_affinity_mode = 0
-        self._thread_affinity_core_list: list[int] = []
+    precision_mode = _one_of("enforce_fp32", "preferred_fp16")
+    thread_num = _not_negative()
+    inter_op_parallel_num = _not_negative()
+    thread_affinity_mode = _Checked(0, partial(check_isinstance, kind=int), _known_affinity_mode)
+    thread_affinity_core_list: _Checked[list[int]] = _Checked([], partial(check_list_of, kind=int), list)
 
     def __str__(self) -> str:
         return (
@@ -51,68 +101,13 @@ class _CPU(_Options):
             f"thread_affinity_core_list: {self.thread_affinity_core_list}."
         )
 
-    @property
-    def precision_mode(self) -> str:
-        return self._precision_mode
-
-    @precision_mode.setter
-    def precision_mode(self, value: str) -> None:
-        check_choice("cpu_precision_mode", value, ("enforce_fp32", "preferred_fp16"))
-        self._precision_mode = value
-
-    @property
-    def thread_num(self) -> int:
-        return self._thread_num
-
-    @thread_num.setter
-    def thread_num(self, value: int) -> None:
-        check_not_negative("cpu_thread_num", value)
-        self._thread_num = int(value)
-
-    @property
-    def inter_op_parallel_num(self) -> int:
-        return self._inter_op_parallel_num
-
-    @inter_op_parallel_num.setter
-    def inter_op_parallel_num(self, value: int) -> None:
-        check_not_negative("cpu_inter_op_parallel_num", value)
-        self._inter_op_parallel_num = int(value)
-
-    @property
-    def thread_affinity_mode(self) -> int:
-        return self._thread_affinity_mode
-
-    @thread_affinity_mode.setter
-    def thread_affinity_mode(self, value: int) -> None:
-        check_isinstance("cpu_thread_affinity_mode", value, int)
-        if value not in (0, 1, 2):
-            policy.report(
-                policy.Hazard(
-                    "ignored_setter",
-                    "thread_affinity_mode",
-                    f"thread_affinity_mode = {value} is taken and becomes 0",
-                    expected="0, 1 or 2",
-                )
-            )
-            value = 0
-        self._thread_affinity_mode = int(value)
-
-    @property
-    def thread_affinity_core_list(self) -> list[int]:
-        return self._thread_affinity_core_list
-
-    @thread_affinity_core_list.setter
-    def thread_affinity_core_list(self, value: list[int]) -> None:
-        check_list_of("cpu_thread_affinity_core_list", value, int)
-        self._thread_affinity_core_list = list(value)
-
 
 class _GPU(_Options):
+    _prefix = "gpu"
     _known = frozenset({"precision_mode", "device_id"})
 
-    def __init__(self) -> None:
-        self._precision_mode = "enforce_fp32"
-        self._device_id = 0
+    precision_mode = _one_of("enforce_fp32", "preferred_fp16")
+    device_id = _not_negative()
 
     def __str__(self) -> str:
         return (
@@ -124,24 +119,6 @@ class _GPU(_Options):
         )
 
     @property
-    def precision_mode(self) -> str:
-        return self._precision_mode
-
-    @precision_mode.setter
-    def precision_mode(self, value: str) -> None:
-        check_choice("gpu_precision_mode", value, ("enforce_fp32", "preferred_fp16"))
-        self._precision_mode = value
-
-    @property
-    def device_id(self) -> int:
-        return self._device_id
-
-    @device_id.setter
-    def device_id(self, value: int) -> None:
-        check_not_negative("gpu_device_id", value)
-        self._device_id = int(value)
-
-    @property
     def rank_id(self) -> int:
         return 0
 
@@ -151,14 +128,15 @@ class _GPU(_Options):
 
 
 class _Ascend(_Options):
+    _prefix = "ascend"
     _known = frozenset({"precision_mode", "device_id", "provider", "rank_id"})
-    _modes = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
 
-    def __init__(self) -> None:
-        self._precision_mode = ""
-        self._device_id = 0
-        self._provider = ""
-        self._rank_id = 0
+    precision_mode = _one_of(
+        "", "enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal"
+    )
+    device_id = _not_negative()
+    provider = _Checked("", partial(check_isinstance, kind=str), str)
+    rank_id = _not_negative()
 
     def __str__(self) -> str:
         return (
@@ -166,42 +144,6 @@ class _Ascend(_Options):
             f"precision_mode: {self.precision_mode},\n"
             f"device_id: {self.device_id}.provider: {self.provider}.rank_id: {self.rank_id}."
         )
-
-    @property
-    def precision_mode(self) -> str:
-        return self._precision_mode
-
-    @precision_mode.setter
-    def precision_mode(self, value: str) -> None:
-        check_choice("ascend_precision_mode", value, self._modes)
-        self._precision_mode = value
-
-    @property
-    def device_id(self) -> int:
-        return self._device_id
-
-    @device_id.setter
-    def device_id(self, value: int) -> None:
-        check_not_negative("ascend_device_id", value)
-        self._device_id = int(value)
-
-    @property
-    def provider(self) -> str:
-        return self._provider
-
-    @provider.setter
-    def provider(self, value: str) -> None:
-        check_isinstance("ascend_provider", value, str)
-        self._provider = value
-
-    @property
-    def rank_id(self) -> int:
-        return self._rank_id
-
-    @rank_id.setter
-    def rank_id(self, value: int) -> None:
-        check_not_negative("ascend_rank_id", value)
-        self._rank_id = int(value)
 
 
 class _Parallel(_Options):
