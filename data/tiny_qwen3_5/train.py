@@ -1,4 +1,4 @@
-"""Trains the small Qwen3.5 of this directory from nothing (torch and transformers; about 70 minutes on one thread).
+"""Trains the small Qwen3.5 of this directory from nothing (torch and transformers; about two hours on one thread).
 
     python train.py --prepare       writes config, tokenizer, chat template and processor configuration only
     python train.py                 trains (or resumes from --work) and writes model.safetensors in float16
