@@ -6,18 +6,27 @@ Nothing else in the package uses it. Everything runs the bundle's own graphs thr
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from qwen_npu import contract
+from qwen_npu.driver.protocol import Tensor
 from qwen_npu.errors import UsageError
+from qwen_npu.runtime import stages
 from qwen_npu.runtime.images import PreparedImage
 from qwen_npu.runtime.inputs import Feed, choose_bucket
 from qwen_npu.runtime.prompt import stage_of
 from qwen_npu.runtime.session import Session
 from qwen_npu.runtime.stages import PrefillResult, open_stage, predict_prompt, run_prefill
-from qwen_npu.runtime.states import StateArrays
+from qwen_npu.runtime.states import ResidentStates, StateArrays
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_EXIF_ORIENTATION = 0x0112
 
 
 def in_raster_order(image: PreparedImage, merge: int) -> PreparedImage:
@@ -55,6 +64,39 @@ def prefill_right_padded(session: Session, feed: Feed, bucket: int) -> StateArra
     with stage_of(session.context, "prefill") as model:
         result = run_prefill(session.driver, model, tokens, positions, embeds, len(tokens))
     return result.states._replace(kv=result.states.kv[..., :length, :])
+
+
+class _OneBuffer(ResidentStates):
+    """The fault of reading and writing one buffer; a growing KV is allocated anew as ever."""
+
+    def outputs(self) -> Sequence[Tensor]:
+        return [*self.inputs()[:2], super().outputs()[2]] if self._growing else self.inputs()
+
+
+@contextmanager
+def one_buffer(policy: str) -> Iterator[None]:
+    """Sessions inside keep each state in one buffer instead of a pair; an emulator answers hazards by `policy`.
+
+    What the vendor's device does with it is the vendor's: no policy changes that.
+    """
+    from qwen_npu import emulator
+
+    pair = stages.ResidentStates  # type: ignore[attr-defined]
+    stages.ResidentStates = _OneBuffer  # type: ignore[attr-defined]
+    try:
+        with emulator.configure(policy=policy):
+            yield
+    finally:
+        stages.ResidentStates = pair  # type: ignore[attr-defined]
+
+
+def lying_on_its_side(picture: Image.Image) -> Image.Image:
+    """The picture as a camera held upright stores it: turned by a quarter, with the EXIF orientation that undoes it."""
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(picture).transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[_EXIF_ORIENTATION] = 6  # "turn by 90 degrees clockwise to show"
+    return turned
 
 
 def largest_difference(ours: StateArrays, reference: StateArrays) -> dict[str, float]:

@@ -1,5 +1,5 @@
 """What is checked before a kernel starts: the notebook can be read, has one parameters cell of literals, and the
-parameters given are known to it and of the right type."""
+parameters given are known to it, of the right type, and make sense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen_npu.errors import NotebookError
+from qwen_npu.errors import NotebookError, WorkbenchError
+from qwen_npu.nightly import vocabulary
 from qwen_npu.nightly.files import plain_parameter
 
 TAG = "parameters"
@@ -32,7 +33,7 @@ def check(notebook: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         NotebookError: unreadable notebook, no (or more than one) parameters cell, a parameter that is not a literal,
-            an unknown parameter (with the nearest known name), a value of the wrong type.
+            an unknown parameter (with the nearest known name), a value of the wrong type or one that makes no sense.
     """
     known = parameters(notebook)
     values: dict[str, Any] = {}
@@ -46,7 +47,16 @@ def check(notebook: Path, given: Mapping[str, Any]) -> dict[str, Any]:
             )
         plain = plain_parameter(name, value)
         _check_type(notebook, known[name], plain)
-        values[name] = plain
+        try:
+            values[name] = vocabulary.meant(name, plain)
+        except WorkbenchError as error:
+            raise NotebookError(
+                f"{notebook.name}: the parameter {name!r} is {value!r}", expected=error.expected, fix=error.fix
+            ) from None
+    try:
+        vocabulary.check_together({name: parameter.default for name, parameter in known.items()} | values)
+    except WorkbenchError as error:
+        raise NotebookError(f"{notebook.name}: {error.problem}", expected=error.expected, fix=error.fix) from None
     return values
 
 

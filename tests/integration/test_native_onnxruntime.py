@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from qwen_npu.errors import OpError
 from qwen_npu.graphs.op import op_graph
-from qwen_npu.rgdr import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from qwen_npu.rgdr import chunk_gated_delta_rule, native, recurrent_gated_delta_rule
 from qwen_npu.spec import ModelSpec, preset
 
 kernels = pytest.importorskip("qwen_npu_kernels")
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.skipif(native() is None, reason="the native kernel is switched off")
 
 OP_INPUTS = (
     *("query", "key", "value", "beta", "state", "actual_seq_lengths", "ssm_state_indices"),
