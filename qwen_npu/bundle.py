@@ -235,6 +235,14 @@ def open_bundle(
     return bundle
 
 
+def buckets_of(directory: Path) -> tuple[int, ...]:
+    """The buckets of a bundle, or those that a checkpoint is built with by default; nothing is opened or built."""
+    try:
+        return tuple(json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["buckets"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_BUCKETS_TOKENS
+
+
 def build_bundle(
     checkpoint: str | Path,
     out_dir: str | Path | None = None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qwen_npu.bundle import buckets_of
 from qwen_npu.data import image_path, tiny_checkpoint
 from qwen_npu.driver import DRIVERS
 from qwen_npu.driver.mslite import parse_device
@@ -28,7 +29,10 @@ def meant(name: str, value: Any) -> Any:
     Raises:
         WorkbenchError: a value that the name does not allow; `expected` says which it does.
     """
-    return RULES[name](value) if name in RULES else value
+    for kind, rules in RULES.items():
+        if name in rules and type(value) is kind:
+            return rules[name](value)
+    return value
 
 
 def _one_of(*choices: str) -> Rule:
@@ -88,24 +92,28 @@ def _device(value: str) -> str:
     return value
 
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("bundle_name", "before_bundle", "after_bundle"), _bundle),
-    **dict.fromkeys(("prompt", "second_prompt"), _text),
-    "image": _picture_or_none,
-    **dict.fromkeys(("picture", "second_picture"), _picture),
-    "device": _device,
-    "driver": _one_of(*DRIVERS),
-    "state": _one_of("resident", "host"),
-    "kv": _one_of("fixed", "growing"),
-    **dict.fromkeys(("numerics", "before_numerics", "after_numerics"), _one_of(*NUMERICS)),
-    **dict.fromkeys(
-        ("steps", "long_steps", "max_new_tokens", "sequences", "capacity_tokens", "small_capacity_tokens"), _between(1)
-    ),
-    "drafts": _between(0, MOST_DRAFTS),
-    "depth": _between(1, MOST_DRAFTS),
-    **dict.fromkeys(("linear_layer", "head", "pad_behind_to"), _between(0)),
-    "card": _one_of(*DEVICES),
-    "models": _models,
+# By the type of the value: a notebook may well have a list of prompts, and then it says so.
+RULES: dict[type, dict[str, Rule]] = {
+    str: {
+        **dict.fromkeys(("bundle_name", "before_bundle", "after_bundle"), _bundle),
+        **dict.fromkeys(("prompt", "second_prompt"), _text),
+        "image": _picture_or_none,
+        **dict.fromkeys(("picture", "second_picture"), _picture),
+        "device": _device,
+        "driver": _one_of(*DRIVERS),
+        "state": _one_of("resident", "host"),
+        "kv": _one_of("fixed", "growing"),
+        **dict.fromkeys(("numerics", "before_numerics", "after_numerics"), _one_of(*NUMERICS)),
+        "card": _one_of(*DEVICES),
+    },
+    int: {
+        **dict.fromkeys(("steps", "long_steps", "max_new_tokens", "sequences"), _between(1)),
+        **dict.fromkeys(("capacity_tokens", "small_capacity_tokens"), _between(1)),
+        "drafts": _between(0, MOST_DRAFTS),
+        "depth": _between(1, MOST_DRAFTS),
+        **dict.fromkeys(("linear_layer", "head", "pad_behind_to"), _between(0)),
+    },
+    list: {"models": _models},
 }
 
 
@@ -121,11 +129,21 @@ def check_together(values: Mapping[str, Any]) -> None:
             f"the parameter 'drafts' is {values['drafts']} with state {state!r} and kv {kv!r}",
             expected="state 'resident' and kv 'fixed': drafts live in slot pools on the device",
         )
-    if "bundle_name" in values and ("linear_layer" in values or "head" in values):
-        name = values["bundle_name"]
-        spec = ModelSpec.from_checkpoint(tiny_checkpoint() if name == "tiny" else Path(name))
+    if "bundle_name" not in values:
+        return
+    name = values["bundle_name"]
+    directory = tiny_checkpoint() if name == "tiny" else Path(name)
+    if "linear_layer" in values or "head" in values:
+        spec = ModelSpec.from_checkpoint(directory)
         for parameter, count in (("linear_layer", len(spec.linear_layers)), ("head", spec.nv)):
             if values.get(parameter, 0) >= count:
                 raise UsageError(
                     f"the parameter {parameter!r} is {values[parameter]}", expected=f"0..{count - 1} in {name!r}"
                 )
+    if values.get("pad_behind_to"):
+        buckets = buckets_of(directory)
+        if values["pad_behind_to"] not in buckets:
+            raise UsageError(
+                f"the parameter 'pad_behind_to' is {values['pad_behind_to']}",
+                expected=f"0, or a bucket of {name!r}: one of {', '.join(map(str, buckets))}",
+            )

@@ -279,10 +279,10 @@ def test_op_graph_with_kernel_on_its_body_and_in_numpy(
     feeds["num_accepted_tokens"] = feeds["num_accepted_tokens"].astype(np.int32)
     expected_out, expected = run_op(feeds, spec.dk**-0.5)
     tolerance = 2e-6 if kind == "float32" else 2e-3
-    for native in (True, False):
+    for with_kernel in (True, False):
         feeds_now = {**feeds, "state": feeds["state"].copy()}
-        out = in_place(session_of(model, native), feeds_now, "present_state")
-        if native:
+        out = in_place(session_of(model, with_kernel), feeds_now, "present_state")
+        if with_kernel:
             assert out.tobytes() == expected_out.tobytes()
             assert feeds_now["state"].tobytes() == expected.tobytes()
         else:

@@ -20,7 +20,7 @@ steps: int = 8            # decode steps
 state = "resident"
 kv: Literal["fixed", "growing"] = "fixed"
 scale = 0.5
-image: str | None = None
+label: str | None = None
 prompts = ["a", "b"]
 fast = True
 limit: Optional[int] = None
@@ -36,7 +36,7 @@ def notebook(tmp_path: Path) -> Path:
 
 def test_known_parameters(notebook: Path) -> None:
     known = parameters(notebook)
-    assert list(known) == ["steps", "state", "kv", "scale", "image", "prompts", "fast", "limit", "shape", "offset"]
+    assert list(known) == ["steps", "state", "kv", "scale", "label", "prompts", "fast", "limit", "shape", "offset"]
     assert known["steps"].default == 8
     assert known["offset"].default == -1
 
@@ -48,8 +48,8 @@ def test_known_parameters(notebook: Path) -> None:
         ("scale", 2),
         ("scale", 0.25),
         ("kv", "growing"),
-        ("image", None),
-        ("image", "猫 😀.png"),
+        ("label", None),
+        ("label", "猫 😀.png"),
         ("fast", False),
         ("limit", 4),
         ("limit", None),
@@ -72,7 +72,7 @@ def test_right_types(notebook: Path, name: str, value: Any) -> None:
         ("fast", 1, "Expected: bool"),
         ("state", 1, "Expected: str"),
         ("kv", "grown", "one of 'fixed', 'growing'"),
-        ("image", 3, "None or str"),
+        ("label", 3, "None or str"),
         ("prompts", "a", "Expected: list"),
         ("steps", dt.date(2026, 1, 2), "of type date"),
     ],
