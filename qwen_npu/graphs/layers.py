@@ -153,16 +153,29 @@ def by_tokens(g: Graph, value: str, batch: int, tokens: int | None, heads: int, 
 
 
 def attention(
-    g: Graph, query: str, key: str, value: str, *, past: tuple[str, str] | None = None, tokens: int = 0, bias: str = ""
+    g: Graph,
+    query: str,
+    key: str,
+    value: str,
+    *,
+    past: tuple[str, str] | None = None,
+    tokens: int = 0,
+    bias: str = "",
+    past_bias: str = "",
+    new_bias: str = "",
 ) -> str:
     """Grouped attention: query [B,KV,rows,D] on key, value [B,KV,L,D]; KV heads are not repeated.
 
     `past` key and value [B,KV,N,D] (with `tokens` = L) come first. They are never joined with the new ones, only the
-    scores are: nothing of the cache is copied. `bias` is added to the scores [B,KV,rows,N+L].
+    scores are: nothing of the cache is copied. `bias` is added to the scores [B,KV,rows,N+L], `past_bias` to those of
+    the past [B,KV,rows,N], `new_bias` to the others.
     """
     scores = g.matmul(query, g.transpose(key, 0, 1, 3, 2))
+    if new_bias:
+        scores = g.add(scores, new_bias)
     if past:
-        scores = g.concat([g.matmul(query, g.transpose(past[0], 0, 1, 3, 2)), scores], axis=3)
+        before = g.matmul(query, g.transpose(past[0], 0, 1, 3, 2))
+        scores = g.concat([g.add(before, past_bias) if past_bias else before, scores], axis=3)
     weights = g.op("Softmax", [g.add(scores, bias) if bias else scores], axis=-1)
     if not past:
         return g.matmul(weights, value)

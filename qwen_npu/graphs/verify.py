@@ -90,21 +90,23 @@ class _ConvPools:
         self._sequences, self._tokens, self._layers = sequences, tokens, len(spec.linear_layers)
         self._new: list[str] = []
         self._pools = [conv_pool(i) for i in range(self._layers)]
-        accepted = g.op("Max", [g.cast(NUM_ACCEPTED_TOKENS, "int64"), g.ints(1)])
-        place = g.add(accepted, g.const(np.arange(sequences, dtype=np.int64) * width - 1))
+        self._width = width
+        accepted = g.op("Max", [NUM_ACCEPTED_TOKENS, g.const(np.ones(1, np.int32))])
+        place = g.add(accepted, g.const(np.arange(sequences, dtype=np.int32) * width - 1))
         read = g.op("Gather", [g.reshape(SSM_STATE_INDICES, sequences * width), place], axis=0)
         past = g.concat([g.op("Gather", [pool, read], axis=0) for pool in self._pools], axis=0)
-        past = g.wide(past, self._pools[0])  # [layers * B, lanes, kernel - 1]
+        self._stack = past = g.wide(past, self._pools[0])  # [layers * B, lanes, kernel - 1]
+        rows = sequences
         if tokens == 1:
-            self._stack = g.reshape(past, self._layers, sequences, *spec.conv_shape()[2:])
-            past = g.op("ReduceSum", [g.mul(self._stack, g.weight("conv_past")), g.ints(3)], keepdims=0)
-            past = g.reshape(past, self._layers * sequences, spec.conv_lanes)
+            past = g.reshape(past, self._layers, sequences, *spec.conv_shape()[2:])
+            past = g.op("ReduceSum", [g.mul(past, g.weight("conv_past")), g.ints(3)], keepdims=0)
         else:
             past = g.transpose(past, 0, 2, 1)  # tokens before lanes, as they come from the projection
-        self._past = g.split(past, (sequences,) * self._layers, axis=0)
+            rows *= spec.conv_kernel - 1
+        self._past = g.split(g.reshape(past, self._layers * rows, spec.conv_lanes), (rows,) * self._layers, axis=0)
 
     def of_layer(self, layer: int) -> Callable[[str], str]:
-        g, spec, kernel = self._g, self._spec, self._spec.conv_kernel
+        g, kernel = self._g, self._spec.conv_kernel
 
         def one_token(qkv: str) -> str:
             """As in decode: what the past adds is known already."""
@@ -113,12 +115,11 @@ class _ConvPools:
             return g.add(g.mul(qkv, g.weight(f"layers.{layer}.conv.{kernel - 1}")), past)
 
         def several(qkv: str) -> str:
-            new = g.reshape(qkv, self._sequences, self._tokens, spec.conv_lanes)
-            window = g.concat([self._past[len(self._new)], new], axis=1)
-            self._new.append(window)
-            seen = g.op("Gather", [window, self._each_token(range(kernel))], axis=1)  # [B, L, kernel, lanes]
+            rows = g.concat([self._past[len(self._new)], qkv], axis=0)
+            self._new.append(rows)
+            seen = g.op("Gather", [rows, g.const(self._windows())], axis=0)  # [B * L, kernel, lanes]
             weighted = g.mul(seen, g.weight(f"layers.{layer}.conv"))
-            return g.reshape(g.op("ReduceSum", [weighted, g.ints(2)], keepdims=0), -1, spec.conv_lanes)
+            return g.op("ReduceSum", [weighted, g.ints(1)], keepdims=0)
 
         return one_token if self._tokens == 1 else several
 
@@ -127,22 +128,29 @@ class _ConvPools:
         lanes, taps = self._spec.conv_shape()[2:]
         new = g.concat(self._new, axis=0)
         if self._tokens == 1:
-            kept = g.op("Slice", [self._stack, g.ints(1), g.ints(taps), g.ints(3)])
-            states = g.concat([kept, g.reshape(new, self._layers, self._sequences, lanes, 1)], axis=3)
+            kept = g.op("Slice", [self._stack, g.ints(1), g.ints(taps), g.ints(2)])
+            states = g.concat([kept, g.reshape(new, self._layers * rows, lanes, 1)], axis=2)
         else:
-            seen = g.op("Gather", [new, self._each_token(range(1, taps + 1))], axis=1)
-            states = g.transpose(seen, 0, 1, 3, 2)
-        states = g.reshape(states, self._layers * rows, lanes, taps)
+            windows = self._windows()[:, 1:]  # without its oldest, a token's window is the state after it
+            first = np.arange(self._layers)[:, None, None] * (rows + self._sequences * taps)
+            places = (first + windows).reshape(-1, taps)
+            states = g.transpose(g.op("Gather", [new, g.const(places)], axis=0), 0, 2, 1)
         if self._numerics == "device":
             states = g.cast(states, contract.half(self._numerics))
-        slots = g.op("Slice", [SSM_STATE_INDICES, g.ints(0), g.ints(self._tokens), g.ints(1)])
+        slots = SSM_STATE_INDICES
+        if self._tokens < self._width:
+            slots = g.op("Slice", [slots, g.ints(0), g.ints(self._tokens), g.ints(1)])
         slots = g.reshape(slots, rows, 1)
         for pool, piece in zip(self._pools, g.split(states, (rows,) * self._layers, axis=0), strict=True):
             g.op("ScatterND", [pool, slots, piece], out=present_of(pool))
 
-    def _each_token(self, columns: range) -> str:
-        """Where the columns of each token's own window lie in the window over all tokens: [L, columns]."""
-        return self._g.const(np.arange(self._tokens)[:, None] + np.array(columns, np.int64))
+    def _windows(self) -> np.ndarray:
+        """Where each token's own window lies in a layer's rows, all past ones before all new ones: [B * L, kernel]."""
+        taps = self._spec.conv_kernel - 1
+        past = np.arange(self._sequences * taps).reshape(self._sequences, taps)
+        new = past.size + np.arange(self._sequences * self._tokens).reshape(self._sequences, self._tokens)
+        line = np.concatenate([past, new], axis=1)
+        return np.lib.stride_tricks.sliding_window_view(line, taps + 1, axis=1).reshape(-1, taps + 1)
 
 
 class _Cache:
@@ -153,27 +161,31 @@ class _Cache:
         self._new: list[str] = []
         self._rows = 2 * len(spec.full_layers)
         self._positions = g.op("Gather", [POSITION_IDS, g.const(np.array(0, np.int64))], axis=0)  # [B, L]
-        first = g.op("Slice", [self._positions, g.ints(0), g.ints(1), g.ints(1)])  # [B, 1]
+        first = self._positions
+        if tokens > 1:
+            first = g.op("Slice", [first, g.ints(0), g.ints(1), g.ints(1)])  # [B, 1]
         past, longest = PAST["kv"], ""
         if not whole:
-            longest = g.op("Max", [g.op("ReduceMax", [first], axes=[0], keepdims=0), g.ints(1)])  # [1]
+            longest = g.reshape(first, 1) if sequences == 1 else g.op("ReduceMax", [first], axes=[0], keepdims=0)
             past = g.op("Slice", [past, g.ints(0), longest, g.ints(3)])
         past = g.reshape(g.wide(past, PAST["kv"]), self._rows * sequences, spec.kv_heads, -1, spec.head_dim)
         self._past = g.split(past, (sequences,) * self._rows, axis=0)
 
-        group_rows = tokens * (spec.heads // spec.kv_heads)
-        before = g.op("Less", [g.const(np.arange(capacity, dtype=np.int64)[None]), first])
-        seen = g.op("And", [before, g.cast(ATTENTION_MASK, "bool")])
+        seen = ATTENTION_MASK
         if longest:
             seen = g.op("Slice", [seen, g.ints(0), longest, g.ints(1)])
-        seen = g.cast(seen, "float32")
-        hidden = g.mul(g.sub(seen, g.number(1.0)), g.number(layers.HIDDEN_SCORE))
-        hidden = g.op("Expand", [g.op("Unsqueeze", [hidden, g.ints(1, 2)]), g.ints(1, 1, group_rows, 1)])
-        causal = np.repeat(
-            np.triu(np.full((tokens, tokens), -layers.HIDDEN_SCORE, np.float32), 1), group_rows // tokens, 0
-        )
-        causal = np.ascontiguousarray(np.broadcast_to(causal, (sequences, 1, group_rows, tokens)))
-        self._bias = g.concat([hidden, g.const(causal)], axis=3)
+        seen = g.cast(seen, "bool")
+        if whole or sequences > 1:  # one sequence alone is cut where it ends
+            before = g.op("Less", [g.const(np.arange(capacity, dtype=np.int64)[None]), first])
+            if longest:
+                before = g.op("Slice", [before, g.ints(0), longest, g.ints(1)])
+            seen = g.op("And", [before, seen])
+        bias = g.op("Where", [seen, g.number(0.0), g.number(-layers.HIDDEN_SCORE)])
+        self._past_bias = bias if sequences == 1 else g.op("Unsqueeze", [bias, g.ints(1, 2)])
+        self._new_bias = ""
+        if tokens > 1:
+            later = np.triu(np.full((tokens, tokens), -layers.HIDDEN_SCORE, np.float32), 1)
+            self._new_bias = g.const(np.repeat(later, spec.heads // spec.kv_heads, 0))
 
     def attend(self, query: str, key: str, value: str) -> str:
         g, heads, group = self._g, self._spec.kv_heads, self._spec.heads // self._spec.kv_heads
@@ -183,7 +195,8 @@ class _Cache:
         value = layers.by_heads(g, value, *shape, 1, self._spec.head_dim)
         past = (self._past[len(self._new)], self._past[len(self._new) + 1])
         self._new += [key, value]
-        out = layers.attention(g, query, key, value, past=past, tokens=self._tokens, bias=self._bias)
+        biases = {"past_bias": self._past_bias, "new_bias": self._new_bias}
+        out = layers.attention(g, query, key, value, past=past, tokens=self._tokens, **biases)
         return layers.by_tokens(g, out, *shape, group, self._spec.head_dim)
 
     def write(self, numerics: Numerics) -> None:

@@ -126,7 +126,7 @@ def feed_of(described: GraphContract) -> dict[str, Any]:
         feed["attention_mask"][:] = np.arange(feed["attention_mask"].shape[1]) < PAST_TOKENS + tokens
     if "ssm_state_indices" in feed:
         feed["actual_seq_lengths"][:] = tokens
-        feed["ssm_state_indices"][:] = np.arange(WIDTH)
+        feed["ssm_state_indices"][:] = np.arange(feed["ssm_state_indices"].shape[1])
     return feed
 
 
