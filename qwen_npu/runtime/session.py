@@ -47,6 +47,9 @@ class Session:
         peek: look at every decode step's states through a peek graph, and tell the ledger.
         speculate: K, most drafts a verify (with resident states and a fixed KV); 0: token by token.
 
+    Attributes:
+        package: what was given as `driver`: a session with other settings is opened through the same.
+
     Raises:
         UsageError: an unknown setting, or settings that exclude each other.
         DriverError, DeviceError: see `open_driver`.
@@ -75,6 +78,7 @@ class Session:
         if not 0 <= speculate <= MOST_DRAFTS:
             raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
         self.notes: tuple[str, ...] = ()
+        self.package = driver
         opened = open_driver(driver, device)
         if state == "resident" and "resident" not in opened.capabilities:
             if speculate:

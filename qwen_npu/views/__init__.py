@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _FIGURES = {
+    "card_usage": "card",
     "checks": "books",
     "compare_states": "states",
     "compare_traffic": "traffic",
@@ -18,6 +19,7 @@ _FIGURES = {
     "memory_map": "memory",
     "mrope_positions": "inputs",
     "ping_pong": "residency",
+    "pool_states": "pool",
     "residency": "residency",
     "slot_grid": "slots",
     "speculation": "slots",

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qwen_npu import views
+from qwen_npu import emulator, views
 from qwen_npu.bundle import Bundle, open_bundle
 from qwen_npu.data import tiny_checkpoint
+from qwen_npu.driver.mslite import MsliteDriver
 from qwen_npu.ledger.timeline import Timeline
 from qwen_npu.runtime.session import Session
 from qwen_npu.views.live import Cockpit
@@ -106,6 +107,27 @@ def test_over_the_vendors_methods_alone(bundle: Bundle) -> None:
         assert "not observable" in panel.buffer.value
         assert "books balance" in panel.light.value
         assert np.frombuffer(panel.lanes.cells, np.uint8).any()
+
+
+@pytest.mark.parametrize("what", ["module", "driver"])
+def test_other_settings_are_opened_through_what_the_session_was_given(bundle: Bundle, what: str) -> None:
+    package = ModuleType("of_my_own")
+    vars(package).update({name: getattr(emulator, name) for name in emulator.__all__})
+    opened = MsliteDriver(package, "ascend:0")
+    with (
+        Session(bundle, driver=package if what == "module" else opened) as session,
+        Cockpit(session, max_new_tokens=3) as cockpit,
+    ):
+        for state in ("host", "resident", "host"):
+            cockpit.settings.state = state
+            cockpit.reset()
+            cockpit.run()
+            assert cockpit.wait(120)
+            assert not cockpit.problems
+            assert cockpit.session is not None
+            assert cockpit.session.driver.name == "of_my_own"
+        assert cockpit.session is not session
+        assert session.generate("Describe the image.", max_new_tokens=2).tokens  # it is the user's own, and still open
 
 
 PROGRAM = """

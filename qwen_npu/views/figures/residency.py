@@ -545,7 +545,7 @@ def _arrows(
                 ends[x] += (above, below)
                 heads["x"].append(x)
                 heads["y"].append(above if direction == "H2D" else below)
-                took = f" in {move.dur_ns / 1e3:.0f} µs" if move.dur_ns else ""
+                took = f" in {move.dur_ns / 1e3:,.1f} µs" if move.dur_ns else ""
                 heads["hover"].append(
                     f"{verb} of {move.kind}, {timeline.ticks[number].label}<br>"
                     f"{move.host or 'host'} {way} {move.buffer or INSIDE}<br>"

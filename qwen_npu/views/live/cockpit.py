@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qwen_npu.errors import UsageError
@@ -190,8 +191,7 @@ class Cockpit:
             self._panel = None
         if self._runner is not None:
             self._runner.reset()
-        if self._own_session and self._session is not None:
-            self._session.close()
+        self._close_own_session()
         if self._folder is not None:
             self._tidy()
 
@@ -359,12 +359,17 @@ class Cockpit:
         wanted = {name: getattr(self.settings, name) for name in self._made}
         if wanted == self._made:
             return
-        new = Session(self._session.bundle, driver=self._session.driver.name, **wanted)
+        new = Session(self._session.bundle, driver=self._session.package, **wanted)
         self._made = wanted
-        if self._own_session:
-            self._session.close()
+        self._close_own_session()
         self._session, self._own_session = new, True
         self._runner = self._new_runner(new)
+
+    def _close_own_session(self) -> None:
+        session = self._session
+        # an opened driver is the user's: sessions made with it share it, and it stays open
+        if self._own_session and session is not None and isinstance(session.package, (str, ModuleType)):
+            session.close()
 
     def _new_runner(self, session: Session) -> Runner:
         path = self._record_to or (self._folder / "run.ledger" if self._folder else None)

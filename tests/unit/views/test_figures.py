@@ -146,6 +146,18 @@ def test_residency_hover_names_what_people_look_for() -> None:
         assert any(fact in text for text in texts), fact
 
 
+def test_arrows_tell_bytes_and_time_of_every_copy() -> None:
+    """The upload of a state takes 500 ns in the recording; what predict moves by itself has no time of its own."""
+    ledger = recorded(1)
+    arrows = {trace.name: trace for trace in views.residency(ledger).data if (trace.name or "").startswith("copy ")}
+    up, down = arrows["copy H2D"], arrows["copy D2H"]
+    assert (up.marker.symbol, down.marker.symbol) == ("triangle-up", "triangle-down")
+    assert any(f"({RECURRENT_BYTES} B) in 0.5 µs" in text for text in up.hovertext)
+    assert any("host.input_ids" in text for text in up.hovertext)
+    (logits,) = [text for text in down.hovertext if "logits" in text]
+    assert f"({LOGITS_BYTES} B)" in logits
+
+
 def test_host_is_hatched_and_device_is_not() -> None:
     figure = views.residency(recorded(2))
     for trace in figure.data:
@@ -180,7 +192,10 @@ def test_a_growing_cache_costs_what_was_predicted(state: str) -> None:
         assert row["kv_bytes"] == row["predicted_bytes"] == row["used_bytes"] == tokens * KV_TOKEN_BYTES
         assert row["allocated_bytes"] == (tokens * KV_TOKEN_BYTES if state == "resident" else 0)
         assert row["recurrent_bytes"] == RECURRENT_BYTES
-    assert "Grows by 64 B a token" in views.kv_growth(recorded(5, kv="growing")).layout.title.subtitle.text
+    figure = views.kv_growth(recorded(5, kv="growing"))
+    assert "Grows by 64 B a token" in figure.layout.title.subtitle.text
+    (flat,) = [trace for trace in figure.data if (trace.name or "").startswith("recurrent")]
+    assert set(flat.y) == {RECURRENT_BYTES}
 
 
 def test_a_fixed_cache_is_constant_and_fills_up() -> None:

@@ -334,3 +334,86 @@ def test_residency_keeps_peeks_apart_from_steps() -> None:
     assert [row["role"] for row in views.residency_table(ledger) if row["buffer"] == "conv.b"][-1] == "peeked"
     assert "P peeked at" in views.residency(ledger).layout.title.subtitle.text
     assert "peeked" not in views.residency(recorded(1)).layout.title.subtitle.text
+
+
+# a pool's sweep, and the card
+
+
+def swept() -> Ledger:
+    """Two sequences in a pool of four slots; one has left and its slots were filled with NaN. Then a sweep."""
+    ledger = Ledger()
+    ledger.set_meta("poison", True)
+    table = SlotTable(4, 2, sink=ledger)
+    table.allocate("cat")
+    leaving = table.allocate("dog")
+    table.end(table.begin([0]), [2])
+    table.free(leaving)
+    values = np.add.outer(np.add.outer(100.0 * np.arange(2), 10.0 * np.arange(4)), np.arange(3.0)).astype(np.float32)
+    values[:, 2:] = np.nan
+    ledger(Event("peek", 1, stage="verify", step=0, arrays={"pool.norm": values}))
+    return ledger
+
+
+def test_what_the_slots_hold_by_layer_and_head() -> None:
+    ledger = swept()
+    table = views.pool_states_table(ledger)
+    assert len(table) == 2 * 4 * 3
+    for row in table:
+        if row["slot"] < 2:
+            assert row["value"] == 100 * row["layer"] + 10 * row["slot"] + row["head"]
+            assert (row["owner"], row["use"], row["position"]) == ("cat", "live", row["slot"])
+        else:
+            assert np.isnan(row["value"])
+            assert row["use"] == "poisoned"
+    figure = views.pool_states(ledger)
+    assert figure.data[0].z.shape == (4, 6)
+    assert figure.data[0].z[1][4] == 100 + 10 + 1
+    assert set(figure.data[1].y) == {2, 3}
+    assert "Not finite: slots 2, 3" in figure.layout.title.subtitle.text
+    assert list(figure.layout.yaxis.ticktext) == [
+        "slot 0 · cat [0] accepted",
+        "slot 1 · cat [1] current",
+        "slot 2 · poisoned",
+        "slot 3 · poisoned",
+    ]
+
+
+def test_a_pool_nobody_swept_and_a_peek_of_another_shape() -> None:
+    assert "group.sweep()" in text_of(views.pool_states(recorded(1)))
+    assert views.pool_states_table(recorded(1)) == []
+    with pytest.raises(UsageError, match=r"linear layer, slot, head"):
+        views.pool_states(peeked(), "recurrent.norm")
+
+
+def sampled_card(cores: float | None = 71.0) -> Ledger:
+    ledger = Ledger()
+    ledger.set_meta("started_ns", 0)
+    run = Run(ledger)
+    run.clock_ns = 1_000_000_000
+    run.generate(2)
+    for second, percent in ((0, 4.0), (2, 50.0)):
+        devices = [
+            {"memory_bytes": 1000, "memory_percent": percent + 10 * device, "aicore_percent": cores}
+            for device in range(2)
+        ]
+        ledger(Event("sample", second * 1_000_000_000, 5, detail={"card": 3, "devices": devices}))
+    return ledger
+
+
+def test_what_npu_smi_told_of_the_card() -> None:
+    ledger = sampled_card()
+    table = views.card_usage_table(ledger)
+    assert [(row["at_s"], row["card"], row["device"], row["used_bytes"]) for row in table] == [
+        (0.0, 3, 0, 40),
+        (0.0, 3, 1, 140),
+        (2.0, 3, 0, 500),
+        (2.0, 3, 1, 600),
+    ]
+    assert table[0]["during"] == ""
+    assert table[-1]["during"]
+    figure = views.card_usage(ledger)
+    assert [list(trace.y) for trace in figure.data] == [[4, 50], [71, 71], [14, 60], [71, 71]]
+    assert len({trace.line.dash for trace in figure.data}) == 2
+    assert "card 3 device 1" in figure.layout.title.subtitle.text
+    assert "not told" in text_of(views.card_usage(sampled_card(None)))
+    assert "npu-smi was not asked" in text_of(views.card_usage(recorded(1)))

@@ -90,6 +90,14 @@ def test_one_scrubber_drives_every_pane(cockpit: Cockpit) -> None:
     assert (shown.slider, shown.slots, "cursor") in targets
 
 
+def test_one_speed_for_the_list_the_player_and_the_keys(cockpit: Cockpit) -> None:
+    shown = panel(cockpit)
+    shown.speed.value = 50
+    assert shown.play.interval == 50
+    shown.lanes.interval = 190  # as the keys set it
+    assert shown.speed.value == shown.play.interval == 200
+
+
 def test_search_filters_and_picks(cockpit: Cockpit) -> None:
     shown = panel(cockpit)
     cockpit.run()
