@@ -17,7 +17,7 @@ import numpy as np
 
 from qwen_npu.driver.protocol import Capability, Tensor, TensorInfo
 from qwen_npu.errors import DeviceError, DriverError, WorkbenchError
-from qwen_npu.ledger.events import EventSink
+from qwen_npu.ledger.events import NOWHERE, EventSink, Place
 
 _NUMPY_NAMES = {
     "BOOL": "bool",
@@ -130,12 +130,12 @@ class MsliteDriver:
         memory = self._instrument.memory(self.device)
         return memory.live_bytes, memory.peak_bytes
 
-    def subscribe(self, sink: EventSink | None) -> None:
+    def subscribe(self, sink: EventSink | None, place: Place = NOWHERE) -> None:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
         if sink is not None and self._instrument is not None:
-            self._unsubscribe = self._instrument.subscribe(sink)
+            self._unsubscribe = self._instrument.subscribe(sink, place)
 
     def close(self) -> None:
         self.subscribe(None)

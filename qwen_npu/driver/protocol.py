@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from qwen_npu.ledger.events import EventSink
+from qwen_npu.ledger.events import NOWHERE, EventSink, Place
 
 Capability = Literal[
     "resident",  # device tensors exist, and predict writes into the caller's
@@ -109,8 +109,8 @@ class Driver(Protocol):
     def memory_bytes(self) -> tuple[int, int] | None:
         """(live, peak) bytes of the device, None where unknown."""
 
-    def subscribe(self, sink: EventSink | None) -> None:
-        """Sends what only the package knows (hidden copies, hazards) to `sink`; None ends it."""
+    def subscribe(self, sink: EventSink | None, place: Place = NOWHERE) -> None:
+        """Sends what only the package knows (hidden copies, hazards) to `sink`, as events of `place`; None ends it."""
 
     def close(self) -> None:
         """Releases the device."""

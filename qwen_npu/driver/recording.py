@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,10 +20,21 @@ import numpy as np
 
 from qwen_npu.contract import buffer_kind
 from qwen_npu.driver.protocol import Capability, Driver, Model, Tensor, TensorInfo
-from qwen_npu.ledger.events import Buffer, Event, EventKind, EventSink, Source, now_ns
+from qwen_npu.ledger.events import (
+    NOWHERE,
+    Buffer,
+    Event,
+    EventKind,
+    EventSink,
+    Place,
+    Source,
+    discard,
+    now_ns,
+)
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _HERE = str(Path(__file__).resolve().parent)
+_DETAILS_KEPT = 64
 
 
 class RecordingDriver:
@@ -53,6 +66,11 @@ class RecordingDriver:
     def recording(self) -> bool:
         return self._sink is not None
 
+    @property
+    def sink(self) -> EventSink:
+        """Where events go now. An emitter beside this driver stamps its own with the driver's stage and step."""
+        return self._sink or discard
+
     @contextmanager
     def record(self, sink: EventSink) -> Iterator[None]:
         """Sends events to `sink`; begins with the buffers that are already alive."""
@@ -60,7 +78,7 @@ class RecordingDriver:
         start = now_ns()
         for buffer in self._live.values():
             sink(Event("allocate", start, buffer=buffer.id, nbytes=buffer.nbytes, detail=buffer._asdict()))
-        self._driver.subscribe(self.relay if "hidden_copies" in self.capabilities else None)
+        self._driver.subscribe(sink if "hidden_copies" in self.capabilities else None, self)
         try:
             yield
         finally:
@@ -84,12 +102,13 @@ class RecordingDriver:
 
         `start_ns` 0 is now, without duration; `dur_ns` says how long it took if it ended earlier.
         """
-        if self._sink is None:
+        sink = self._sink
+        if sink is None:
             return
         now = now_ns()
         start = start_ns or now
         duration = now - start if dur_ns is None else dur_ns
-        self._sink(Event(kind, start, duration, self.stage, self.step, buffer, other, nbytes, source, detail, arrays))
+        sink(Event(kind, start, duration, self.stage, self.step, buffer, other, nbytes, source, detail, arrays))
 
     def load(self, path: Path, graph: str) -> RecordingModel:
         return RecordingModel(self, self._driver.load(path, graph))
@@ -130,8 +149,8 @@ class RecordingDriver:
     def memory_bytes(self) -> tuple[int, int] | None:
         return self._driver.memory_bytes()
 
-    def subscribe(self, sink: EventSink | None) -> None:
-        self._driver.subscribe(sink)
+    def subscribe(self, sink: EventSink | None, place: Place = NOWHERE) -> None:
+        self._driver.subscribe(sink, place)
 
     def close(self) -> None:
         self._driver.close()
@@ -160,13 +179,6 @@ class RecordingDriver:
         if self._sink is not None:
             self.emit("allocate", buffer=buffer.id, nbytes=buffer.nbytes, detail=buffer._asdict())
 
-    def relay(self, event: Event) -> None:
-        """Passes on an event of an emitter that knows nothing of stages and steps."""
-        if self._sink is not None:
-            self._sink(
-                event._replace(stage=event.stage or self.stage, step=self.step if event.step < 0 else event.step)
-            )
-
 
 class RecordingModel:
     """A model around any model: a host input of a device graph crosses in predict, and so does a result without a
@@ -179,6 +191,7 @@ class RecordingModel:
         self._driver = driver
         self._model = model
         self._on_device = "resident" in driver.capabilities
+        self._details: dict[Hashable, dict[str, Any]] = {}
 
     def resize(self, shapes: Sequence[tuple[int, ...]]) -> None:
         start = now_ns()
@@ -204,22 +217,35 @@ class RecordingModel:
         self._model.close()
 
     def _tell(self, start_ns: int, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        emit = self._driver.emit
-        detail = {
-            "graph": self.graph,
-            "inputs": [tensor.buffer for tensor in inputs],
-            "outputs": [tensor.buffer for tensor in results],
-            "site": _site(),
-        }
-        emit("predict", start_ns, detail=detail)
+        driver = self._driver
+        sink = driver._sink
+        assert sink is not None
+        now, stage, step = now_ns(), driver.stage, driver.step
+        detail = self._detail(inputs, results)
+        sink(Event("predict", start_ns, now - start_ns, stage, step, "", "", 0, "observed", detail))
         if not self._on_device:
             return
         for tensor in inputs:
             if tensor.device == "host":
-                emit("upload", other=tensor.buffer, nbytes=tensor.nbytes, source="inferred")
+                sink(Event("upload", now, 0, stage, step, "", tensor.buffer, tensor.nbytes, "inferred"))
         for tensor in results:
             if tensor.device == "host":
-                emit("download", other=tensor.buffer, nbytes=tensor.nbytes, source="inferred")
+                sink(Event("download", now, 0, stage, step, "", tensor.buffer, tensor.nbytes, "inferred"))
+
+    def _detail(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> dict[str, Any]:
+        """What a predict tells. Steps take turns between two of them, so each is made once."""
+        read, written, site = tuple(map(_buffer_of, inputs)), tuple(map(_buffer_of, results)), _site()
+        key = (read, written, site)
+        detail = self._details.get(key)
+        if detail is None:
+            if len(self._details) >= _DETAILS_KEPT:
+                self._details.clear()
+            detail = {"graph": self.graph, "inputs": list(read), "outputs": list(written), "site": site}
+            self._details[key] = detail
+        return detail
+
+
+_buffer_of = attrgetter("buffer")
 
 
 def _site() -> str:
@@ -227,6 +253,9 @@ def _site() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    if frame is None:
-        return ""
-    return f"{frame.f_code.co_filename.removeprefix(_PACKAGE).lstrip('/')}:{frame.f_lineno}"
+    return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
+
+
+@lru_cache(maxsize=256)
+def _place(file: str, line: int) -> str:
+    return f"{file.removeprefix(_PACKAGE).lstrip('/')}:{line}"

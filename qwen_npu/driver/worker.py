@@ -22,7 +22,7 @@ from qwen_npu.driver import mslite_worker
 from qwen_npu.driver.mslite_worker import Mapped
 from qwen_npu.driver.protocol import Capability, Tensor, TensorInfo
 from qwen_npu.errors import DriverError
-from qwen_npu.ledger.events import EventSink
+from qwen_npu.ledger.events import NOWHERE, EventSink, Place
 
 Kind = Literal["MINDIR", "MINDIR_LITE"]
 SUFFIX: dict[Kind, str] = {"MINDIR": ".mindir", "MINDIR_LITE": ".ms"}
@@ -104,7 +104,7 @@ class WorkerDriver:
     def memory_bytes(self) -> tuple[int, int] | None:
         return None
 
-    def subscribe(self, sink: EventSink | None) -> None:
+    def subscribe(self, sink: EventSink | None, place: Place = NOWHERE) -> None:
         """The vendor's package tells nothing of its own."""
 
     def close(self) -> None:

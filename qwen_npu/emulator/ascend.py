@@ -6,7 +6,7 @@ What of this is measured and what is only read from the vendor's source stands i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,9 @@ class _Staged(NamedTuple):
     """An input or output that passes through memory of the model's own: from or to the host, or widened on the way."""
 
     port: int
-    name: str
     array: np.ndarray
-    block: Block | None
-    """The device memory that the copy crosses the bus to; None where the tensor lies on the device already."""
+    copy: instrument.Copy | None
+    """What crosses the bus; None where the tensor lies on the device already."""
 
 
 class _Plan(NamedTuple):
@@ -96,14 +95,13 @@ class AscendTarget(Target):
         plan = self._plans.get(key)
         if plan is None:
             plan = self._prepare(inputs, outputs, key)
-        watched = bool(instrument.sinks) or bool(handed_out)
         for staged in plan.staged_inputs:
             core = inputs[staged.port]
             data = core.data
-            if watched or data is None or core.views is not None:
-                self._bring(core, staged)
+            if handed_out or data is None or core.views is not None:
+                self._check_and_bring(core, staged)
             else:
-                staged.array[...] = data
+                self._bring(data, staged)
         for hazard, memory in plan.hazards:
             if self.report(hazard) and memory is not None:
                 poison(memory)
@@ -117,62 +115,48 @@ class AscendTarget(Target):
             self._deliver(outputs[staged.port], staged)
         return list(outputs)
 
-    def _bring(self, core: TensorCore, staged: _Staged) -> None:
+    def _bring(self, source: np.ndarray, staged: _Staged) -> None:
+        if staged.copy is None or not instrument.sinks:
+            staged.array[...] = source
+            return
+        start = now_ns()
+        staged.array[...] = source
+        instrument.copied(staged.copy, start)
+
+    def _check_and_bring(self, core: TensorCore, staged: _Staged) -> None:
         port = self.engine.inputs[staged.port]
-        source = core.data
+        source, spoilt = core.data, None
         if core.block is None:
             self.check_given(core, port)
             if source is None:
                 source = np.zeros(staged.array.shape, staged.array.dtype)
             spoilt = self.check_feed(core, port)
-            start = now_ns() if instrument.sinks else 0
-            staged.array[...] = source
-            if instrument.sinks:
-                instrument.copied(
-                    "upload",
-                    start,
-                    core.get_data_size(),
-                    name=staged.name,
-                    cause=f"input of {self.model}",
-                    hidden=True,
-                    block=staged.block,
-                )
-            if spoilt is not None:
-                poison(staged.array, spoilt)
-        elif source is not None:
-            staged.array[...] = source
+        if source is not None:
+            self._bring(source, staged)
+        if spoilt is not None:
+            poison(staged.array, spoilt)
 
     def _deliver(self, core: TensorCore, staged: _Staged) -> None:
         start = now_ns()
         if core.data is None:
             core.data = np.empty(core._shape, NUMPY_OF[core._dtype])
         np.copyto(core.data, staged.array.reshape(core.data.shape), casting="unsafe")
-        if core.block is None and instrument.sinks:
-            instrument.copied(
-                "download",
-                start,
-                core.data.nbytes,
-                name=staged.name,
-                cause=f"output of {self.model}",
-                hidden=True,
-                block=None,
-            )
+        if staged.copy is not None and instrument.sinks:
+            instrument.copied(staged.copy, start)
 
     def _to_host(self, values: Sequence[np.ndarray]) -> list[TensorCore]:
         start = now_ns()
         cores = self.keep_results(values)
         if instrument.sinks:
             for core in cores:
-                instrument.copied(
-                    "download",
-                    start,
-                    core.get_data_size(),
-                    name=core.get_tensor_name(),
-                    cause=f"output of {self.model}",
-                    hidden=True,
-                    block=None,
-                )
+                instrument.copied(self._copy("download", core, core.get_tensor_name(), None), start)
         return cores
+
+    def _copy(
+        self, kind: Literal["upload", "download"], core: TensorCore, name: str, block: Block | None
+    ) -> instrument.Copy:
+        cause = f"{'input' if kind == 'upload' else 'output'} of {self.model}"
+        return instrument.copy_of(kind, core.get_data_size(), name=name, cause=cause, hidden=True, block=block)
 
     def take_shapes(self, shapes: list[tuple[int, ...]]) -> None:
         for port, shape in zip(self.engine.inputs, shapes, strict=True):
@@ -360,7 +344,8 @@ class AscendTarget(Target):
                 moved = True
                 continue
             sources.append(array)
-            staged_inputs.append(_Staged(index, port.name, array, stage.block if core.block is None else None))
+            copy = self._copy("upload", core, port.name, stage.block) if core.block is None else None
+            staged_inputs.append(_Staged(index, array, copy))
         if moved:
             return None
         for index, (core, port) in enumerate(zip(outputs, engine.outputs, strict=False)):
@@ -371,7 +356,8 @@ class AscendTarget(Target):
             array = aligned_bytes(int(np.prod(shape, dtype=np.int64)) * port.dtype.itemsize).view(port.dtype)
             array = array.reshape(shape)
             targets.append(array)
-            staged_outputs.append(_Staged(index, port.name, array, None))
+            copy = self._copy("download", core, port.name, None) if core.block is None else None
+            staged_outputs.append(_Staged(index, array, copy))
         if not outputs:
             targets = [None] * len(engine.outputs)
         return _Plan(engine.bind(sources, targets), tuple(staged_inputs), tuple(staged_outputs), bool(outputs), hazards)

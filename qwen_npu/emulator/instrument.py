@@ -7,16 +7,16 @@ source "emulator". Without a subscriber an event costs one test of an empty list
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from qwen_npu.ledger.events import Buffer, Event, EventSink, now_ns
+from qwen_npu.ledger.events import NOWHERE, Buffer, Event, EventSink, Place, now_ns
 
 if TYPE_CHECKING:
     from qwen_npu.emulator.memory import Block
     from qwen_npu.emulator.policy import Hazard
     from qwen_npu.emulator.tensor import Tensor
 
-sinks: list[EventSink] = []
+sinks: list[tuple[EventSink, Place]] = []
 """Emitters test it before they build an event."""
 
 
@@ -39,13 +39,15 @@ class DeviceMemory(NamedTuple):
     blocks: tuple[BlockInfo, ...]
 
 
-def subscribe(sink: EventSink) -> Callable[[], None]:
-    """Sends every later event to `sink`, until the function that this returns is called."""
-    sinks.append(sink)
+def subscribe(sink: EventSink, place: Place = NOWHERE) -> Callable[[], None]:
+    """Sends every later event to `sink`, with the stage and step of `place` at that time, until the function that this
+    returns is called."""
+    listener = (sink, place)
+    sinks.append(listener)
 
     def unsubscribe() -> None:
-        if sink in sinks:
-            sinks.remove(sink)
+        if listener in sinks:
+            sinks.remove(listener)
 
     return unsubscribe
 
@@ -82,8 +84,8 @@ def free(tensor: Tensor) -> None:
 
 
 def emit(event: Event) -> None:
-    for sink in tuple(sinks):
-        sink(event)
+    for sink, place in tuple(sinks):
+        sink(event._replace(stage=place.stage, step=place.step))
 
 
 def buffer_id(block: Block) -> str:
@@ -124,24 +126,31 @@ def freed(block: Block) -> None:
     )
 
 
-def copied(kind: str, start_ns: int, nbytes: int, *, name: str, cause: str, hidden: bool, block: Block | None) -> None:
-    """An "upload" or "download" that took from `start_ns` until now.
+class Copy(NamedTuple):
+    """What the copies of one tensor have in common. Who copies at every step makes it once."""
 
-    `hidden` marks copies that the program did not ask for in so many words: host tensors given to predict, results
+    kind: Literal["upload", "download"]
+    buffer: str
+    nbytes: int
+    detail: dict[str, Any]
+
+
+def copy_of(
+    kind: Literal["upload", "download"], nbytes: int, *, name: str, cause: str, hidden: bool, block: Block | None
+) -> Copy:
+    """`hidden` marks copies that the program did not ask for in so many words: host tensors given to predict, results
     that come to the host, a device tensor wrapped once more.
     """
-    detail = {"name": name, "cause": cause, "hidden": hidden, "address": block.address if block is not None else None}
-    emit(
-        Event(
-            "upload" if kind == "upload" else "download",
-            start_ns,
-            now_ns() - start_ns,
-            buffer=buffer_id(block) if block is not None else "",
-            nbytes=nbytes,
-            source="emulator",
-            detail=detail,
-        )
-    )
+    address, buffer = (None, "") if block is None else (block.address, buffer_id(block))
+    return Copy(kind, buffer, nbytes, {"name": name, "cause": cause, "hidden": hidden, "address": address})
+
+
+def copied(copy: Copy, start_ns: int) -> None:
+    """A copy that took from `start_ns` until now."""
+    dur_ns = now_ns() - start_ns
+    kind, buffer, nbytes, detail = copy
+    for sink, place in tuple(sinks):
+        sink(Event(kind, start_ns, dur_ns, place.stage, place.step, buffer, "", nbytes, "emulator", detail))
 
 
 def resized(model: str, shapes: dict[str, list[int]], *, automatic: bool) -> None:

@@ -125,7 +125,7 @@ class Model:
             raise
         finally:
             self._running.release()
-        return [Tensor._around(core) for core in results]
+        return Tensor._around_each(results)
 
     def resize(self, inputs: list[Tensor] | tuple[Tensor, ...], dims: Sequence[Sequence[int]]) -> None:
         """Gives every input a new shape. The tensors themselves are not looked at, as with the vendor.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -217,15 +217,7 @@ class TensorCore:
             return np.array(self.data)
         start = now_ns()
         copy: np.ndarray = np.array(self.data)
-        instrument.copied(
-            "download",
-            start,
-            copy.nbytes,
-            name=self._name,
-            cause="get_data_to_numpy",
-            hidden=False,
-            block=self.block,
-        )
+        self._tell_copy("download", start, copy.nbytes, "get_data_to_numpy", hidden=False)
         return copy
 
     def upload(self, array: np.ndarray, cause: str, *, hidden: bool) -> None:
@@ -235,9 +227,13 @@ class TensorCore:
         np.copyto(_bytes_of(self.data), _bytes_of(np.ascontiguousarray(array)))
         self.written = True
         if instrument.sinks:
-            instrument.copied(
-                "upload", start, array.nbytes, name=self._name, cause=cause, hidden=hidden, block=self.block
-            )
+            self._tell_copy("upload", start, array.nbytes, cause, hidden=hidden)
+
+    def _tell_copy(
+        self, kind: Literal["upload", "download"], start_ns: int, nbytes: int, cause: str, *, hidden: bool
+    ) -> None:
+        told = instrument.copy_of(kind, nbytes, name=self._name, cause=cause, hidden=hidden, block=self.block)
+        instrument.copied(told, start_ns)
 
     def free(self) -> None:
         if self.block is not None:
@@ -387,6 +383,16 @@ class Tensor:
         wrapper = cls.__new__(cls)
         wrapper._tensor = core
         return wrapper
+
+    @classmethod
+    def _around_each(cls, cores: Sequence[TensorCore]) -> list[Tensor]:
+        """`_around` each of them, at every step of a program: a graph with pools has dozens."""
+        new, wrappers = cls.__new__, []
+        for core in cores:
+            wrapper = new(cls)
+            wrapper._tensor = core
+            wrappers.append(wrapper)
+        return wrappers
 
     def __str__(self) -> str:
         return (
@@ -550,15 +556,7 @@ def _from_tensor(
     if source.block is not None and array is not None:
         array = array.copy()  # the vendor takes a device tensor's data through the host, whatever the destination
         if instrument.sinks:
-            instrument.copied(
-                "download",
-                start,
-                array.nbytes,
-                name=source._name,
-                cause="Tensor(tensor)",
-                hidden=True,
-                block=source.block,
-            )
+            source._tell_copy("download", start, array.nbytes, "Tensor(tensor)", hidden=True)
     if device is None:
         return TensorCore(source._dtype, source._shape, name=source._name, data=array, from_numpy=True)
     core = device_core(source._dtype, source._shape, device, name=source._name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from qwen_npu.contract import BufferKind
 
@@ -108,6 +108,23 @@ class Buffer(NamedTuple):
 
 
 EventSink = Callable[[Event], None]
+
+
+class Place(Protocol):
+    """Where a run stands: what an emitter that knows nothing of stages and steps stamps its events with."""
+
+    stage: str
+    step: int
+
+
+class Nowhere:
+    """Outside of any run."""
+
+    stage = ""
+    step = -1
+
+
+NOWHERE: Place = Nowhere()
 
 
 def discard(event: Event) -> None:

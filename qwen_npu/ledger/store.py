@@ -159,8 +159,9 @@ class Ledger:
         if not self._writable:
             self._refuse_writing(f"a {event.kind} event")
         arrays = event.arrays
-        self._pending.append((event, _pack_arrays(arrays) if arrays else ()))
-        if len(self._pending) > BACKLOG_EVENTS or self._failure is not None:
+        pending = self._pending
+        pending.append((event, _pack_arrays(arrays) if arrays else ()))
+        if len(pending) > BACKLOG_EVENTS or self._failure is not None:
             self.flush()
 
     def flush(self) -> None:
@@ -220,11 +221,16 @@ class Ledger:
         peeks: list[tuple[Any, ...]] = []
         made: dict[int, list[Any]] = {}
         freed: list[tuple[int, int]] = []
+        texts: dict[int, str] = {}  # by the detail's id: events of many steps share one
         seq = self._next_seq
         for event, arrays in batch:
             kind, t_ns, dur_ns, stage, step, buffer, other, nbytes, source, detail, _, _ = event
+            text = None
             # What an allocation tells is kept once, in `buffers`, unless it tells more than a Buffer has.
-            text = _encode(detail) if detail and (kind != "allocate" or not detail.keys() <= _BUFFER_FIELDS) else None
+            if detail and (kind != "allocate" or not detail.keys() <= _BUFFER_FIELDS):
+                text = texts.get(id(detail))
+                if text is None:
+                    text = texts[id(detail)] = _encode(detail)
             rows.append((seq, t_ns, dur_ns, kind, stage, step, buffer, other, nbytes, source, text))
             if kind == "step":
                 facts = detail or {}
@@ -495,7 +501,17 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+def _encoder() -> Callable[[Any], str]:
+    """`JSONEncoder.encode`, without CPython's encoder being made anew for each of thousands of small objects."""
+    plain = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain, check_circular=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    chunks = make(None, _plain, json.encoder.encode_basestring, None, ":", ",", False, False, True)
+    return lambda value: "".join(chunks(value, 0))
+
+
+_encode = _encoder()
 
 
 # files

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from qwen_npu.errors import OpError, SlotError
-from qwen_npu.ledger.events import Event, EventKind, EventSink, discard, now_ns
+from qwen_npu.ledger.events import NOWHERE, Event, EventKind, EventSink, Place, discard, now_ns
 from qwen_npu.rgdr.op import recurrent_gated_delta_rule
 
 Array = NDArray[Any]
@@ -45,12 +46,31 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that take one step together; `rows` [B, W], `lengths` [B], `accepted` [B], i32, are the op's inputs."""
+    """Sequences that take one step together: their ids, rows of slots, tokens of the step, and accepted tokens of the
+    step before."""
 
+    width: int
     sequences: tuple[int, ...]
-    rows: NDArray[np.int32]
-    lengths: NDArray[np.int32]
-    accepted: NDArray[np.int32]
+    slots: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    depths: tuple[int, ...]
+
+    # The op's inputs, i32; whoever feeds a graph has arrays of his own.
+
+    @cached_property
+    def rows(self) -> NDArray[np.int32]:
+        """[B, W]"""
+        return np.array(self.slots, np.int32).reshape(len(self.slots), self.width)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """[B]"""
+        return np.array(self.counts, np.int32)
+
+    @cached_property
+    def accepted(self) -> NDArray[np.int32]:
+        """[B]"""
+        return np.array(self.depths, np.int32)
 
 
 class SlotTable:
@@ -62,9 +82,18 @@ class SlotTable:
         name: id of the pool in events.
         sink: takes slot_allocate, slot_free, slot_read, slot_write and accept events; may be set anew at any time,
             and events cost nothing while it is `discard`.
+        place: gives these events their stage and step.
     """
 
-    def __init__(self, slots: int, width: int, *, name: str = "state_pool", sink: EventSink = discard) -> None:
+    def __init__(
+        self,
+        slots: int,
+        width: int,
+        *,
+        name: str = "state_pool",
+        sink: EventSink = discard,
+        place: Place = NOWHERE,
+    ) -> None:
         if width < 1 or slots < width:
             raise SlotError(
                 f"a pool of {slots} slots with rows of {width}",
@@ -75,6 +104,7 @@ class SlotTable:
         self.width = width
         self.name = name
         self.sink = sink
+        self._place = place
         self._free = list(range(slots))
         self._generation = [0] * slots
         self._sequences: dict[int, _Sequence] = {}
@@ -176,15 +206,14 @@ class SlotTable:
         for sequence, entry, length in zip(sequences, known, counts, strict=True):
             entry.in_flight = True
             entry.written = length
-            slot = entry.row[entry.accepted - 1]
-            self._tell("slot_read", slot, sequence=sequence, owner=entry.owner, position=entry.accepted - 1)
-            for position in range(length):
-                self._tell("slot_write", entry.row[position], sequence=sequence, owner=entry.owner, position=position)
+            if self.sink is not discard:
+                self._tell_step(sequence, entry)
         return Batch(
+            self.width,
             tuple(sequences),
-            np.array([entry.row for entry in known], np.int32).reshape(len(known), self.width),
-            np.array(counts, np.int32),
-            np.array([entry.accepted for entry in known], np.int32),
+            tuple([entry.row for entry in known]),
+            tuple(counts),
+            tuple([entry.accepted for entry in known]),
         )
 
     def end(self, batch: Batch, accepted: Sequence[int]) -> tuple[int, ...]:
@@ -212,8 +241,9 @@ class SlotTable:
                 freed += self.free(sequence)
                 continue
             entry.accepted = depth
-            slot = entry.row[depth - 1]
-            self._tell("accept", slot, sequence=sequence, owner=entry.owner, accepted=depth, drafted=entry.written - 1)
+            if self.sink is not discard:
+                facts = {"sequence": sequence, "owner": entry.owner, "accepted": depth, "drafted": entry.written - 1}
+                self._tell("accept", entry.row[depth - 1], **facts)
         return tuple(freed)
 
     def abandon(self, batch: Batch) -> tuple[int, ...]:
@@ -298,7 +328,14 @@ class SlotTable:
     def _tell(self, kind: EventKind, slot: int, **facts: Any) -> None:
         if self.sink is not discard:
             detail = {"slot": slot, "generation": self._generation[slot], **facts}
-            self.sink(Event(kind, now_ns(), buffer=self.name, detail=detail))
+            place = self._place
+            self.sink(Event(kind, now_ns(), 0, place.stage, place.step, self.name, "", 0, "observed", detail))
+
+    def _tell_step(self, sequence: int, entry: _Sequence) -> None:
+        read = entry.accepted - 1
+        self._tell("slot_read", entry.row[read], sequence=sequence, owner=entry.owner, position=read)
+        for position, slot in enumerate(entry.row[: entry.written]):
+            self._tell("slot_write", slot, sequence=sequence, owner=entry.owner, position=position)
 
 
 class SlotPool:

@@ -10,6 +10,12 @@ import numpy as np
 from qwen_npu.runtime.inputs import TextStream
 
 
+def greedy(logits: np.ndarray) -> Any:
+    """The tokens [...] with the largest of the logits [..., vocab]; of equal ones the first."""
+    # NumPy compares f16 one by one: to widen them first takes a third of the time
+    return (logits.astype(np.float32) if logits.dtype == np.float16 else logits).argmax(axis=-1)
+
+
 class TokenChooser:
     """The answer of one sequence as it comes about.
 
@@ -56,7 +62,7 @@ class TokenChooser:
         Returns:
             the StepResult fields token and tokens (the choice, also under teacher forcing), text and logits.
         """
-        taken = self.take([int(logits.argmax())], full=full)
+        taken = self.take([int(greedy(logits))], full=full)
         return {**taken, "logits": logits if self.want_logits else None}
 
     def take(self, choices: Sequence[int], *, full: bool = False) -> dict[str, Any]:

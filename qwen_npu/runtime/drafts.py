@@ -29,21 +29,23 @@ class PromptLookup:
         self._lengths = range(longest, shortest - 1, -1)
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
+        self._last: list[tuple[int, ...]] = []  # the n-grams that end at the last token, longest first
 
     def extend(self, tokens: Sequence[int]) -> None:
+        known = self._tokens
         for token in tokens:
             # what ends at the present last token is indexed only now, so that it never finds itself
-            end = len(self._tokens)
-            for length in self._lengths:
-                if end >= length:
-                    self._after[tuple(self._tokens[end - length :])] = end
-            self._tokens.append(int(token))
+            end = len(known)
+            for words in self._last:
+                self._after[words] = end
+            known.append(int(token))
+            self._last = [tuple(known[-length:]) for length in self._lengths if length <= end + 1]
 
     def draft(self, limit_tokens: int) -> list[int]:
         if limit_tokens <= 0:
             return []
-        for length in self._lengths:
-            start = self._after.get(tuple(self._tokens[-length:]))
+        for words in self._last:
+            start = self._after.get(words)
             if start is not None:
                 return self._continued(start, limit_tokens)
         return []

@@ -15,27 +15,24 @@ class Meter:
     def __init__(self, driver: RecordingDriver) -> None:
         self.driver = driver
         self.start_ns = now_ns()
-        self._before = self._counters()
-
-    def _counters(self) -> tuple[int, int, int]:
-        driver = self.driver
-        return driver.host_to_device_bytes, driver.device_to_host_bytes, driver.allocated_bytes
+        self._up_bytes = driver.host_to_device_bytes
+        self._down_bytes = driver.device_to_host_bytes
+        self._allocated_bytes = driver.allocated_bytes
 
     def elapsed_ms(self) -> float:
         return (now_ns() - self.start_ns) / 1e6
 
     def step(self, stage: str, step: int = -1, *, predict_ms: float | None = None, **fields: Any) -> StepResult:
         """A StepResult of what happened since; `predict_ms` is the whole time where not given."""
-        wall_ms = self.elapsed_ms()
-        up, down, allocated = (now - before for now, before in zip(self._counters(), self._before, strict=True))
+        wall_ms, driver = self.elapsed_ms(), self.driver
         return StepResult(
             stage,
             step,
             predict_ms=wall_ms if predict_ms is None else predict_ms,
             wall_ms=wall_ms,
-            host_to_device_bytes=up,
-            device_to_host_bytes=down,
-            allocated_bytes=allocated,
+            host_to_device_bytes=driver.host_to_device_bytes - self._up_bytes,
+            device_to_host_bytes=driver.device_to_host_bytes - self._down_bytes,
+            allocated_bytes=driver.allocated_bytes - self._allocated_bytes,
             **fields,
         )
 
@@ -48,6 +45,7 @@ def told(meter: Meter, step: StepResult, prompt_tokens: int) -> StepResult:
     """
     driver = meter.driver
     if driver.recording:
-        detail = {**step.to_json(), "prompt_tokens": prompt_tokens}
+        detail = step.to_json()
+        detail["prompt_tokens"] = prompt_tokens
         driver.emit("step", meter.start_ns, dur_ns=int(step.wall_ms * 1e6), detail=detail)
     return step

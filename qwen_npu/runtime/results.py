@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,9 @@ class StepResult:
 
     def to_json(self) -> dict[str, Any]:
         """The fields without the logits."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "logits"}
+        facts = vars(self).copy()
+        del facts["logits"]
+        return facts
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from qwen_npu.errors import SlotError, StateError, UsageError
-from qwen_npu.ledger.events import discard, now_ns
+from qwen_npu.ledger.events import now_ns
 from qwen_npu.rgdr.pool import Batch, SlotTable
-from qwen_npu.runtime.chooser import TokenChooser
+from qwen_npu.runtime.chooser import TokenChooser, greedy
 from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.drafts import Drafter, PromptLookup
 from qwen_npu.runtime.inputs import Feed, choose_bucket
@@ -93,10 +93,11 @@ class SpeculativeGroup:
         self._driver = context.driver
         self._width = drafts + 1
         self._poison = poison
+        self._capacity = context.bundle.capacity
         self._steps = 0
         self._rows: list[Member | None] = [None] * sequences
         self._leaving: list[tuple[Member, tuple[int, ...]]] = []
-        self.table = SlotTable(sequences * self._width, self._width)
+        self.table = SlotTable(sequences * self._width, self._width, place=self._driver)
         self._graphs = VerifyGraphs(context, self._width, sequences, self.table.slots)
 
     @property
@@ -144,12 +145,12 @@ class SpeculativeGroup:
         """Puts a prefilled sequence into a free row and the first slot of its row of slots."""
         row = self._free_row()
         self._listen()
-        states = hand_over(prefill.states, prefill.pads, bucket, self._context.bundle.capacity)
+        states = hand_over(prefill.states, prefill.pads, bucket, self._capacity)
         sequence = self.table.allocate(f"sequence in row {row}")
         tokens = len(feed.tokens)
         member = Member(row, sequence, tokens, feed.delta, tokens, chooser, drafter or PromptLookup())
         self._graphs.write(row, self.table.row(sequence)[0], states)
-        self._graphs.see(row, 0, self._context.bundle.capacity, False)
+        self._graphs.see(row, 0, self._capacity, False)
         self._graphs.see(row, 0, tokens, True)
         member.drafter.extend(feed.tokens.tolist())
         member.drafter.extend(chooser.tokens)
@@ -173,7 +174,7 @@ class SpeculativeGroup:
 
     def _listen(self) -> None:
         """Slot events go to the recording, if there is one: without it they are not even made."""
-        self.table.sink = self._driver.relay if self._driver.recording else discard
+        self.table.sink = self._driver.sink
 
     def _free_row(self) -> int:
         for row, member in enumerate(self._rows):
@@ -187,7 +188,7 @@ class SpeculativeGroup:
 
     def _vacate(self, member: Member, slots: Sequence[int]) -> None:
         self._rows[member.row] = None
-        self._graphs.see(member.row, 0, self._context.bundle.capacity, False)
+        self._graphs.see(member.row, 0, self._capacity, False)
         if self._poison:
             for slot in slots:
                 self._graphs.write(member.row, slot, self._graphs.nan_states())
@@ -205,10 +206,12 @@ class SpeculativeGroup:
         Raises:
             UsageError: no member is active.
         """
-        for member in self.members:
-            if member.chooser.stop:
-                self.leave(member)
         active = self.members
+        if any(member.chooser.stop for member in active):
+            for member in active:
+                if member.chooser.stop:
+                    self.leave(member)
+            active = self.members
         if not active:
             raise UsageError("no sequence of the group is active", expected="a member that has not ended")
         self._listen()
@@ -224,8 +227,8 @@ class SpeculativeGroup:
             "verify",
             driver.step,
             predict_ms=predict_ms,
-            drafted=sum(len(member.drafts) for member in active),
-            accepted=sum(len(result["tokens"]) - 1 for result in results),
+            drafted=sum([len(member.drafts) for member in active]),
+            accepted=sum([len(result["tokens"]) - 1 for result in results]),
             **results[0],
         )
         told(meter, step, active[0].prompt_tokens)
@@ -238,29 +241,31 @@ class SpeculativeGroup:
 
         Short drafts are padded to the width; where a member has fewer positions left than that, nobody drafts.
         """
-        capacity = self._context.bundle.capacity
-        room = min(capacity - member.tokens for member in active) >= self._width
+        room = self._capacity - max([member.tokens for member in active]) >= self._width
+        length = 1
         for member in active:
             limit = min(self._width - 1, member.chooser.remaining_tokens - 1) if room else 0
             member.drafts = member.drafter.draft(limit)[:limit] if limit > 0 else []
+            if member.drafts:
+                length = self._width
             if self._driver.recording:
                 self._tell("draft", member, tokens=member.drafts)
-        return self._width if any(member.drafts for member in active) else 1
+        return length
 
     def _verify(self, active: Sequence[Member], length: int) -> tuple[Batch, np.ndarray, float]:
         """Runs the graph. Returns the slot table's batch, logits [B, length, vocab] and predict_ms."""
         start = now_ns()
         feed = self._graphs.feed(length)
-        spare = iter(self.table.free_slots)
-        for row, member in enumerate(self._rows):
-            if member is None:
-                feed.empty_row(row, [next(spare) for _ in range(self._width)])
-            else:
-                fed = (member.chooser.token, *member.drafts)
-                slots, accepted = self.table.row(member.sequence), self.table.accepted(member.sequence)
-                feed.row(row, fed, member.tokens, member.delta, slots, accepted)
         batch = self.table.begin([member.sequence for member in active], [length] * len(active))
         try:
+            for member, slots, accepted in zip(active, batch.slots, batch.depths, strict=True):
+                fed = (member.chooser.token, *member.drafts)
+                feed.row(member.row, fed, member.tokens, member.delta, slots, accepted)
+            if len(active) < len(self._rows):
+                spare = iter(self.table.free_slots)
+                for row, empty in enumerate(self._rows):
+                    if empty is None:
+                        feed.empty_row(row, [next(spare) for _ in range(self._width)])
             self._graphs.predict(length)
         except BaseException:
             self.table.abandon(batch)
@@ -270,11 +275,11 @@ class SpeculativeGroup:
 
     def _accept(self, member: Member, logits: np.ndarray) -> dict[str, Any]:
         """Takes the choices that are proven: a draft is right where it is the choice after the token before it."""
-        choices = logits[: 1 + len(member.drafts)].argmax(axis=-1).tolist()
+        choices = greedy(logits[: 1 + len(member.drafts)]).tolist()
         right = 0
         while right < len(member.drafts) and member.drafts[right] == choices[right]:
             right += 1
-        full = member.tokens + right + 1 >= self._context.bundle.capacity
+        full = member.tokens + right + 1 >= self._capacity
         taken = member.chooser.take(choices[: right + 1], full=full)
         count = len(taken["tokens"])
         if member.chooser.want_logits:

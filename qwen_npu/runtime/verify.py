@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,15 @@ from qwen_npu.contract import GraphContract
 from qwen_npu.driver.protocol import Tensor, TensorInfo
 from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.stages import StageModel, open_stage
-from qwen_npu.runtime.states import StateArrays
+from qwen_npu.runtime.states import ROTATED, StateArrays
+
+
+class _Seat(NamedTuple):
+    """What stays the same while a sequence has its row: its slots, and its positions [4, L] but for the past tokens."""
+
+    slots: Sequence[int]
+    delta: int
+    offsets: np.ndarray
 
 
 class VerifyFeed:
@@ -27,7 +36,9 @@ class VerifyFeed:
         self._positions = np.zeros(positions.shape, positions.dtype)
         self._slots = np.zeros(slots.shape, slots.dtype)
         self._accepted = np.ones(accepted.shape, accepted.dtype)
-        self._steps = np.arange(ids.shape[1])
+        self._steps = np.arange(ids.shape[1], dtype=positions.dtype)
+        self._by_row = [self._positions[:, row] for row in range(ids.shape[0])]
+        self._seats: list[_Seat | None] = [None] * ids.shape[0]
         arrays = (
             (self._ids, ids),
             (None, None),
@@ -45,14 +56,18 @@ class VerifyFeed:
     ) -> None:
         """`fed` is the certain token and its drafts; whatever is fed behind them is written behind the accepted token,
         unread."""
-        self._ids[row, : len(fed)] = fed
-        self._positions[0, row] = past_tokens + self._steps
-        self._positions[1:, row] = past_tokens + delta + self._steps
-        self._slots[row] = slots
+        seat = self._seats[row]
+        if seat is None or seat.slots != slots or seat.delta != delta:
+            self._slots[row] = slots
+            seat = self._seats[row] = _Seat(slots, delta, np.array([0, delta, delta, delta])[:, None] + self._steps)
+        for column, token in enumerate(fed):
+            self._ids[row, column] = token
+        np.add(seat.offsets, past_tokens, out=self._by_row[row])
         self._accepted[row] = accepted
 
     def empty_row(self, row: int, slots: Sequence[int]) -> None:
         """A row without a sequence: it writes to slots that nobody owns, and nobody reads its result."""
+        self._seats[row] = None
         self._ids[row] = 0
         self._positions[:, row] = self._steps
         self._slots[row] = slots
@@ -206,7 +221,8 @@ class VerifyGraphs:
     def _rotate(self) -> None:
         live, scratch = self._kv
         self._kv = [scratch, live]
-        self._driver.emit("rotate", buffer=scratch.buffer, other=live.buffer, detail={"kind": "kv"})
+        if self._driver.recording:
+            self._driver.emit("rotate", buffer=scratch.buffer, other=live.buffer, detail=ROTATED["kv"])
 
 
 def _wrapped(context: RunContext, array: np.ndarray, info: TensorInfo) -> Tensor:

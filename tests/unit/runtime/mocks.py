@@ -77,7 +77,7 @@ class MockDriver:
     def memory_bytes(self):
         return None
 
-    def subscribe(self, sink):
+    def subscribe(self, sink, place=None):
         pass
 
     def close(self):
