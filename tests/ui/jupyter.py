@@ -1,23 +1,23 @@
-"""JupyterLab as `qwen-npu lab` starts it, in a headless Chromium: what tests of live widgets need."""
+"""JupyterLab as `qwen-npu lab` starts it, and what a user does with a notebook in it."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.ui.chromium import Page
+
+SLOW_S = 240
+"""Pages of JupyterLab come slowly on a busy machine; nothing here is a timing."""
 
 
 class Trap:
@@ -61,6 +61,10 @@ class Lab:
             "no_proxy": "127.0.0.1,localhost",
         }
         environment.pop("QWEN_NPU_HEADLESS", None)
+        # all cells in the document, not only those on the screen: a test asks for any of them
+        settings = home / "config/lab/user-settings/@jupyterlab/notebook-extension"
+        settings.mkdir(parents=True)
+        (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}', encoding="utf-8")
         self.log = home / "lab.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -80,7 +84,7 @@ class Lab:
     def page(self, notebook: str) -> str:
         """The address of a notebook, alone in its window."""
         head, _, token = self.address.partition("?")
-        return f"{head}/tree/{urllib.parse.quote(notebook)}?{token}"
+        return f"{head}/tree/{urllib.parse.quote(notebook)}?{token}&reset"  # no notebooks of an earlier visit
 
     def status(self, path: str, *, token: bool) -> int:
         parts = urllib.parse.urlsplit(self.address)
@@ -108,128 +112,32 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Page:
-    """One page of a headless Chromium over the DevTools protocol. Notes every address that it asks for."""
+def set_parameters(notebook: dict[str, Any], **values: Any) -> None:
+    """Changes lines of the parameters cell, as a user would."""
+    for cell in notebook["cells"]:
+        if "parameters" in cell["metadata"].get("tags", ()):
+            lines = "".join(cell["source"]).splitlines(keepends=True)
+            for i, text in enumerate(lines):
+                name = text.partition(":")[0]
+                if name in values:
+                    lines[i] = f"{name} = {values.pop(name)!r}\n"
+            cell["source"] = lines
+    assert not values, f"no such parameters: {values}"
 
-    def __init__(self, profile: Path, *, width: int = 1400, height: int = 1900) -> None:
-        import websocket
 
-        assert CHROMIUM is not None
-        profile.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"]
-            + ["--disable-background-networking", "--disable-component-update", "--remote-allow-origins=*"]
-            + ["--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        port_file = profile / "DevToolsActivePort"
-        deadline = time.monotonic() + 60
-        while not (port_file.exists() and port_file.read_text().strip()):
-            assert time.monotonic() < deadline, "Chromium does not start"
-            time.sleep(0.1)
-        port = port_file.read_text().split()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
-            pages = [page for page in json.load(answer) if page["type"] == "page"]
-        self.socket = websocket.create_connection(pages[0]["webSocketDebuggerUrl"], timeout=120)
-        self.number = 0
-        self.asked: set[str] = set()
-        self.trouble: list[str] = []
-        for domain in ("Runtime", "Log", "Page", "Network"):
-            self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+def menu(page: Page, *path: str) -> None:
+    """Chooses an entry of JupyterLab's menu bar."""
+    bar = "[...document.querySelectorAll('.lm-MenuBar-item')]"
+    page.click(f"{bar}.find(e => e.textContent.trim() === {path[0]!r})")
+    for entry in path[1:]:
+        items = "[...document.querySelectorAll('.lm-Menu-item')]"
+        label = "e.querySelector('.lm-Menu-itemLabel')?.textContent.trim()"
+        page.click(f"{items}.find(e => {label} === {entry!r})")
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self.number += 1
-        self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
-        while True:
-            message = json.loads(self.socket.recv())
-            if message.get("id") == self.number:
-                assert "error" not in message, message
-                result: dict[str, Any] = message["result"]
-                return result
-            self._note(message)
 
-    def _note(self, message: dict[str, Any]) -> None:
-        method, facts = message.get("method"), message.get("params", {})
-        if method == "Network.requestWillBeSent":
-            self.asked.add(facts["request"]["url"])
-        elif method == "Network.webSocketCreated":
-            self.asked.add(facts["url"])
-        elif method == "Runtime.exceptionThrown":
-            self.trouble.append(str(facts["exceptionDetails"].get("exception", facts))[:600])
-
-    @property
-    def foreign(self) -> list[str]:
-        """Addresses asked for that are not this machine's."""
-        parts = [(url, urllib.parse.urlsplit(url)) for url in sorted(self.asked)]
-        local = {"127.0.0.1", "localhost"}
-        inline = {"data", "blob", "about", "chrome", "devtools"}
-        return [url for url, part in parts if part.scheme not in inline and part.hostname not in local]
-
-    def open(self, address: str) -> None:
-        self.call("Page.navigate", url=address)
-
-    def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def until(self, expression: str, seconds: float = 90, every: float = 0.2) -> Any:
-        """Waits for an expression to be true, and gives its value."""
-        deadline = time.monotonic() + seconds
-        while True:
-            value = self.ask(expression)
-            if value:
-                return value
-            assert time.monotonic() < deadline, f"not true within {seconds} s: {expression}"
-            time.sleep(every)
-
-    def click(self, finder: str, *, seconds: float = 60) -> None:
-        """Presses and releases the mouse on the middle of the element that an expression finds."""
-        self.until(f"!!({finder})", seconds)
-        at = self.ask(
-            f"(() => {{const e = {finder}; e.scrollIntoView({{block: 'nearest'}});"
-            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]})()"
-        )
-        self.mouse("mouseMoved", *at)
-        self.mouse("mousePressed", *at)
-        self.mouse("mouseReleased", *at)
-
-    def mouse(self, kind: str, x: float, y: float) -> None:
-        button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
-
-    def key(self, key: str, code: str = "", number: int = 0, text: str = "") -> None:
-        facts = {"key": key, "code": code or key, "windowsVirtualKeyCode": number}
-        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **facts)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
-
-    def menu(self, *path: str) -> None:
-        """Chooses an entry of JupyterLab's menu bar."""
-        bar = "[...document.querySelectorAll('.lm-MenuBar-item')]"
-        self.click(f"{bar}.find(e => e.textContent.trim() === {path[0]!r})")
-        for entry in path[1:]:
-            items = "[...document.querySelectorAll('.lm-Menu-item')]"
-            label = "e.querySelector('.lm-Menu-itemLabel')?.textContent.trim()"
-            self.click(f"{items}.find(e => {label} === {entry!r})")
-
-    def picture(self, path: Path) -> None:
-        """A screenshot."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        path.write_bytes(base64.b64decode(data))
-
-    def heap_bytes(self) -> int:
-        """What the page's JavaScript holds after a collection."""
-        self.call("HeapProfiler.collectGarbage")
-        return int(self.call("Runtime.getHeapUsage")["usedSize"])
-
-    def close(self) -> None:
-        self.socket.close()
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+def open_and_run(page: Page, lab: Lab, notebook: str) -> None:
+    """Opens a notebook and chooses "Run All Cells"."""
+    page.open(lab.page(notebook))
+    page.until("document.querySelectorAll('.jp-Cell').length > 4", SLOW_S)
+    page.until("!!document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", SLOW_S)
+    menu(page, "Run", "Run All Cells")

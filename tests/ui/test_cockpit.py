@@ -19,28 +19,14 @@ from typing import Any
 import pytest
 
 from qwen_npu.data import notebooks_dir
-from tests.ui.jupyter import CHROMIUM, Lab, Page
+from tests.ui.chromium import CHROMIUM, Page
+from tests.ui.jupyter import SLOW_S, Lab, menu, open_and_run, set_parameters
 
 pytestmark = [pytest.mark.ui, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 
 BUNDLE = os.environ.get("QWEN_NPU_TEST_CHECKPOINT") or "tiny"
 GRID = "document.querySelector('.qn-grid [data-tick]')"
 COCKPIT = "document.querySelector('.qn-cockpit')"
-SLOW_S = 240
-"""Pages of JupyterLab come slowly on a busy machine; nothing here is a timing."""
-
-
-def set_parameters(notebook: dict[str, Any], **values: Any) -> None:
-    """Changes lines of the parameters cell, as a user would."""
-    for cell in notebook["cells"]:
-        if "parameters" in cell["metadata"].get("tags", ()):
-            lines = "".join(cell["source"]).splitlines(keepends=True)
-            for i, text in enumerate(lines):
-                name = text.partition(":")[0]
-                if name in values:
-                    lines[i] = f"{name} = {values.pop(name)!r}\n"
-            cell["source"] = lines
-    assert not values, f"no such parameters: {values}"
 
 
 class Cockpit:
@@ -117,10 +103,7 @@ def cockpit(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cock
     """The notebook, opened and run from the menu."""
     page = Page(tmp_path_factory.mktemp("profile"))
     try:
-        page.open(lab.page("00_cockpit.ipynb"))
-        page.until("document.querySelectorAll('.jp-Cell').length > 4", SLOW_S)
-        page.until("!!document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", SLOW_S)
-        page.menu("Run", "Run All Cells")
+        open_and_run(page, lab, "00_cockpit.ipynb")
         page.until(f"Number({GRID}?.dataset.ticks) >= 8", SLOW_S)
         page.until("[...document.querySelectorAll('.jp-OutputArea-output')].some(e => /B alive/.test(e.textContent))")
         yield Cockpit(page)
@@ -232,11 +215,11 @@ def test_light_and_dark(cockpit: Cockpit) -> None:
         " return [...c.getContext('2d').getImageData(3, 3, 1, 1).data].slice(0, 3)})()"
     )
     assert min(cockpit.page.ask(pixel)) > 240
-    cockpit.page.menu("Settings", "Theme", "JupyterLab Dark")
+    menu(cockpit.page, "Settings", "Theme", "JupyterLab Dark")
     cockpit.until(f"{GRID}.dataset.dark === 'true'")
     assert max(cockpit.page.ask(pixel)) < 60
     cockpit.picture("dark")
-    cockpit.page.menu("Settings", "Theme", "JupyterLab Light")
+    menu(cockpit.page, "Settings", "Theme", "JupyterLab Light")
     cockpit.until(f"{GRID}.dataset.dark === 'false'")
 
 
@@ -312,4 +295,4 @@ def test_nothing_left_the_machine(cockpit: Cockpit, lab: Lab) -> None:
     assert any("127.0.0.1" in address for address in cockpit.page.asked)
     assert cockpit.page.foreign == []
     assert lab.trap.asked == []
-    assert cockpit.page.trouble == []
+    assert cockpit.page.exceptions == []
