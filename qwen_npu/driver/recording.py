@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_npu.contract import buffer_kind
+from qwen_npu.contract import STATE_KINDS, buffer_kind
 from qwen_npu.driver.protocol import Capability, Driver, Model, Tensor, TensorInfo
 from qwen_npu.ledger.events import (
     NOWHERE,
@@ -29,12 +28,15 @@ from qwen_npu.ledger.events import (
     Place,
     Source,
     discard,
+    event_of,
     now_ns,
 )
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _HERE = str(Path(__file__).resolve().parent)
 _DETAILS_KEPT = 64
+_ROTATED = {kind: {"kind": kind} for kind in STATE_KINDS}
+"""One object a kind, so that a ledger encodes it once."""
 
 
 class RecordingDriver:
@@ -108,7 +110,18 @@ class RecordingDriver:
         now = now_ns()
         start = start_ns or now
         duration = now - start if dur_ns is None else dur_ns
-        sink(Event(kind, start, duration, self.stage, self.step, buffer, other, nbytes, source, detail, arrays))
+        place = (self.stage, self.step)
+        sink(event_of((kind, start, duration, *place, buffer, other, nbytes, source, detail, arrays, -1)))
+
+    def rotated(self, kinds: Iterable[str], live: Iterable[Tensor], former: Iterable[Tensor]) -> None:
+        """Tells that the live half of each kind is another one now. Nothing moved."""
+        sink = self._sink
+        if sink is None:
+            return
+        now, stage, step = now_ns(), self.stage, self.step
+        for kind, new, old in zip(kinds, live, former, strict=True):
+            detail = _ROTATED[kind]
+            sink(event_of(("rotate", now, 0, stage, step, new.buffer, old.buffer, 0, "observed", detail, None, -1)))
 
     def load(self, path: Path, graph: str) -> RecordingModel:
         return RecordingModel(self, self._driver.load(path, graph))
@@ -222,26 +235,27 @@ class RecordingModel:
         assert sink is not None
         now, stage, step = now_ns(), driver.stage, driver.step
         detail = self._detail(inputs, results)
-        sink(Event("predict", start_ns, now - start_ns, stage, step, "", "", 0, "observed", detail))
+        sink(event_of(("predict", start_ns, now - start_ns, stage, step, "", "", 0, "observed", detail, None, -1)))
         if not self._on_device:
             return
         for tensor in inputs:
             if tensor.device == "host":
-                sink(Event("upload", now, 0, stage, step, "", tensor.buffer, tensor.nbytes, "inferred"))
+                crossed = ("upload", now, 0, stage, step, "", tensor.buffer, tensor.nbytes, "inferred", None, None, -1)
+                sink(event_of(crossed))
         for tensor in results:
             if tensor.device == "host":
                 sink(Event("download", now, 0, stage, step, "", tensor.buffer, tensor.nbytes, "inferred"))
 
     def _detail(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> dict[str, Any]:
-        """What a predict tells. Steps take turns between two of them, so each is made once."""
-        read, written, site = tuple(map(_buffer_of, inputs)), tuple(map(_buffer_of, results)), _site()
-        key = (read, written, site)
-        detail = self._details.get(key)
+        """What a predict tells. Steps take turns between two of them, so each is made once: `site` is the line that
+        first asked for it."""
+        read, written = tuple(map(_buffer_of, inputs)), tuple(map(_buffer_of, results))
+        detail = self._details.get((read, written))
         if detail is None:
             if len(self._details) >= _DETAILS_KEPT:
                 self._details.clear()
-            detail = {"graph": self.graph, "inputs": list(read), "outputs": list(written), "site": site}
-            self._details[key] = detail
+            detail = {"graph": self.graph, "inputs": list(read), "outputs": list(written), "site": _site()}
+            self._details[read, written] = detail
         return detail
 
 
@@ -253,9 +267,6 @@ def _site() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
-
-
-@lru_cache(maxsize=256)
-def _place(file: str, line: int) -> str:
-    return f"{file.removeprefix(_PACKAGE).lstrip('/')}:{line}"
+    if frame is None:
+        return ""
+    return f"{frame.f_code.co_filename.removeprefix(_PACKAGE).lstrip('/')}:{frame.f_lineno}"

@@ -18,6 +18,8 @@ def check_list_of(name: str, value: object, kind: type) -> None:
 
 
 def check_elements(name: str, value: Sequence[Any], kind: type) -> None:
+    if set(map(type, value)) == {kind}:
+        return
     for index, element in enumerate(value):
         if not isinstance(element, kind):
             raise TypeError(f"{name} element must be {kind.__name__}, but got {type(element)} at index {index}.")

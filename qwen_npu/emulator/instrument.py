@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from qwen_npu.ledger.events import NOWHERE, Buffer, Event, EventSink, Place, now_ns
+from qwen_npu.ledger.events import NOWHERE, Buffer, Event, EventSink, Place, event_of, now_ns
 
 if TYPE_CHECKING:
     from qwen_npu.emulator.memory import Block
@@ -150,7 +150,8 @@ def copied(copy: Copy, start_ns: int) -> None:
     dur_ns = now_ns() - start_ns
     kind, buffer, nbytes, detail = copy
     for sink, place in tuple(sinks):
-        sink(Event(kind, start_ns, dur_ns, place.stage, place.step, buffer, "", nbytes, "emulator", detail))
+        facts = (kind, start_ns, dur_ns, place.stage, place.step, buffer, "", nbytes, "emulator", detail, None, -1)
+        sink(event_of(facts))
 
 
 def resized(model: str, shapes: dict[str, list[int]], *, automatic: bool) -> None:

@@ -50,6 +50,7 @@ class TensorCore:
         written: a device tensor's memory has had a value put in.
         stale: name of the model whose next predict has overwritten this output.
         views: arrays handed out over the memory of a model's own output.
+        copies: what copies of it tell, by their cause.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class TensorCore:
         "_name",
         "_shape",
         "block",
+        "copies",
         "data",
         "from_numpy",
         "signature",
@@ -88,6 +90,7 @@ class TensorCore:
         self.written = False
         self.stale = ""
         self.views: list[weakref.ref[np.ndarray]] | None = None
+        self.copies: dict[str, instrument.Copy] | None = None
         self.signature: Signature = None
         self.sign()
 
@@ -118,6 +121,7 @@ class TensorCore:
 
     def set_tensor_name(self, name: str) -> None:
         self._name = name
+        self.copies = None
         if self.block is not None:
             card(self.block.device).rename(self.block, name)
 
@@ -232,7 +236,12 @@ class TensorCore:
     def _tell_copy(
         self, kind: Literal["upload", "download"], start_ns: int, nbytes: int, cause: str, *, hidden: bool
     ) -> None:
-        told = instrument.copy_of(kind, nbytes, name=self._name, cause=cause, hidden=hidden, block=self.block)
+        if self.copies is None:
+            self.copies = {}
+        told = self.copies.get(cause)
+        if told is None:
+            told = instrument.copy_of(kind, nbytes, name=self._name, cause=cause, hidden=hidden, block=self.block)
+            self.copies[cause] = told
         instrument.copied(told, start_ns)
 
     def free(self) -> None:

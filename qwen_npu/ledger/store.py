@@ -109,7 +109,7 @@ class Ledger:
         self.path = None if path is None else Path(path)
         self._writable = True
         self._lock = threading.RLock()
-        self._pending: deque[tuple[Event, tuple[tuple[str, str, str, bytes], ...]]] = deque()
+        self._pending: deque[Event] = deque()  # arrays packed
         self._next_seq = 0
         self._alive: dict[str, list[int]] = {}
         self._failure: LedgerError | None = None
@@ -158,9 +158,8 @@ class Ledger:
         """Records one event. Its arrays are copied at once, since they may be views of memory that changes."""
         if not self._writable:
             self._refuse_writing(f"a {event.kind} event")
-        arrays = event.arrays
         pending = self._pending
-        pending.append((event, _pack_arrays(arrays) if arrays else ()))
+        pending.append(event if event.arrays is None else event._replace(arrays=_packed(event.arrays)))
         if len(pending) > BACKLOG_EVENTS or self._failure is not None:
             self.flush()
 
@@ -223,8 +222,8 @@ class Ledger:
         freed: list[tuple[int, int]] = []
         texts: dict[int, str] = {}  # by the detail's id: events of many steps share one
         seq = self._next_seq
-        for event, arrays in batch:
-            kind, t_ns, dur_ns, stage, step, buffer, other, nbytes, source, detail, _, _ = event
+        for event in batch:
+            kind, t_ns, dur_ns, stage, step, buffer, other, nbytes, source, detail, arrays, _ = event
             text = None
             # What an allocation tells is kept once, in `buffers`, unless it tells more than a Buffer has.
             if detail and (kind != "allocate" or not detail.keys() <= _BUFFER_FIELDS):
@@ -247,8 +246,9 @@ class Ledger:
                     made[owner][-1] = t_ns
                 else:
                     freed.append((t_ns, owner))
-            for place, array in enumerate(arrays):
-                peeks.append((seq * _ARRAYS_PER_EVENT + place, step, *array))
+            if arrays:
+                for place, (name, array) in enumerate(cast("Mapping[str, Packed]", arrays).items()):
+                    peeks.append((seq * _ARRAYS_PER_EVENT + place, step, name, *array))
             seq += 1
         with _explained(self.path):
             connection.execute("BEGIN")
@@ -475,12 +475,13 @@ def _step_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else _encode(value)
 
 
-def _pack_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, str, str, bytes], ...]:
-    packed = []
-    for name, array in arrays.items():
-        values = np.asarray(array)
-        packed.append((name, values.dtype.name, _encode(list(values.shape)), values.tobytes()))
-    return tuple(packed)
+Packed = tuple[str, str, bytes]
+"""An array as the table `peeks` holds it: dtype, shape, data."""
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> Any:
+    values = {name: np.asarray(array) for name, array in arrays.items()}
+    return {name: (array.dtype.name, _encode(list(array.shape)), array.tobytes()) for name, array in values.items()}
 
 
 # JSON

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from qwen_npu.errors import OpError, SlotError
-from qwen_npu.ledger.events import NOWHERE, Event, EventKind, EventSink, Place, discard, now_ns
+from qwen_npu.ledger.events import NOWHERE, EventKind, EventSink, Place, discard, event_of, now_ns
 from qwen_npu.rgdr.op import recurrent_gated_delta_rule
 
 Array = NDArray[Any]
@@ -44,7 +44,7 @@ class Snapshot:
     source: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """Sequences that take one step together: their ids, rows of slots, tokens of the step, and accepted tokens of the
     step before."""
@@ -329,7 +329,8 @@ class SlotTable:
         if self.sink is not discard:
             detail = {"slot": slot, "generation": self._generation[slot], **facts}
             place = self._place
-            self.sink(Event(kind, now_ns(), 0, place.stage, place.step, self.name, "", 0, "observed", detail))
+            told = (kind, now_ns(), 0, place.stage, place.step, self.name, "", 0, "observed", detail, None, -1)
+            self.sink(event_of(told))
 
     def _tell_step(self, sequence: int, entry: _Sequence) -> None:
         read = entry.accepted - 1

@@ -16,9 +16,6 @@ from qwen_npu.driver.protocol import Tensor, TensorInfo
 from qwen_npu.driver.recording import RecordingDriver
 from qwen_npu.errors import CapacityError, StateError
 
-ROTATED = {kind: {"kind": kind} for kind in STATE_KINDS}
-"""What a rotation tells: one object a kind, so that the ledger encodes it once."""
-
 
 class StateArrays(NamedTuple):
     """States on the host, layouts of `contract.py`: conv [linear, 1, lanes, kernel-1], recurrent [linear, 1, NV, DK,
@@ -200,9 +197,7 @@ class ResidentStates:
             self._scratch = former[:2]
         else:
             self._scratch = former
-        if self._driver.recording:
-            for kind, new, old in zip(STATE_KINDS, self._live, former, strict=True):
-                self._driver.emit("rotate", buffer=new.buffer, other=old.buffer, detail=ROTATED[kind])
+        self._driver.rotated(STATE_KINDS, self._live, former)
 
     def read(self) -> StateArrays:
         return StateArrays(*(self._driver.download(tensor) for tensor in self._live))

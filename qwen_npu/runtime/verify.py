@@ -15,7 +15,7 @@ from qwen_npu.contract import GraphContract
 from qwen_npu.driver.protocol import Tensor, TensorInfo
 from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.stages import StageModel, open_stage
-from qwen_npu.runtime.states import ROTATED, StateArrays
+from qwen_npu.runtime.states import StateArrays
 
 
 class _Seat(NamedTuple):
@@ -221,8 +221,7 @@ class VerifyGraphs:
     def _rotate(self) -> None:
         live, scratch = self._kv
         self._kv = [scratch, live]
-        if self._driver.recording:
-            self._driver.emit("rotate", buffer=scratch.buffer, other=live.buffer, detail=ROTATED["kv"])
+        self._driver.rotated(("kv",), (scratch,), (live,))
 
 
 def _wrapped(context: RunContext, array: np.ndarray, info: TensorInfo) -> Tensor:
