@@ -1,5 +1,7 @@
 """What speculation costs and gains on the tiny model, as ratios in one process (CPU time, medians of pairs).
 
+Steps are compared in blocks that alternate between the two sessions, so that both meet the same machine.
+
     python -m tests.bench.bench_speculative
 
 Verify of 4 tokens against a plain decode step; repeating and pattern prompts (going on after the end of text, to have
@@ -19,6 +21,7 @@ from qwen_npu.runtime.session import Session
 
 PAIRS = 9
 TOKENS = 90
+STEPS_A_BLOCK = 8
 BOUNDS = {
     "verify of 4 tokens / decode step": 1.6,
     "time a token, repeating text, lookup / plain": 0.7,
@@ -32,6 +35,27 @@ REPEATING = (
     "Continue the pattern: sun moon sun moon sun moon sun",
 )
 DRAFTS = 7
+
+
+def step_ratios(session: Session, plain: Session, prompt: str, **options: object) -> list[float]:
+    """CPU time of a block of steps of `session` by that of a block of `plain`, both decoding the prompt in turns."""
+    ours = session.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True, **options)
+    theirs = plain.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True)
+    for generation in (ours, theirs):
+        while next(generation).step < 1:  # the first steps open graphs
+            pass
+    ratios = []
+    for pair in range((TOKENS - 10) // STEPS_A_BLOCK):
+        spent = {}
+        for generation in (ours, theirs) if pair % 2 else (theirs, ours):
+            start = time.process_time()
+            for _ in range(STEPS_A_BLOCK):
+                next(generation)
+            spent[generation] = time.process_time() - start
+        ratios.append(spent[ours] / spent[theirs])
+    ours.close()
+    theirs.close()
+    return ratios
 
 
 def cpu_ms(session: Session, prompt: str, tokens: int, **options: object) -> tuple[float, int, int]:
@@ -78,10 +102,9 @@ def main() -> int:
     verify, repeating, silent = BOUNDS
     yields = []
     for _ in range(PAIRS):
-        step_ms, _, _ = cpu_ms(plain, REPEATING[0], TOKENS)
         wrong = ScriptedDrafter(answer, right=lambda call: 0, wrong=lambda token: (token + 1) % 256)
-        ratios[verify].append(cpu_ms(drafting, REPEATING[0], TOKENS, drafter=wrong)[0] / step_ms)
-        ratios[silent].append(cpu_ms(looking, REPEATING[0], TOKENS, drafter=Silent())[0] / step_ms)
+        ratios[verify] += step_ratios(drafting, plain, REPEATING[0], drafter=wrong)
+        ratios[silent] += step_ratios(looking, plain, REPEATING[0], drafter=Silent())
         for prompt in REPEATING:
             plain_ms = per_token_ms(plain, prompt, TOKENS)
             step_ms, made, steps = cpu_ms(looking, prompt, TOKENS)
