@@ -76,7 +76,9 @@ class Page:
             self.asked.add(facts["url"])
         elif method == "Runtime.exceptionThrown":
             self.exceptions.append(str(facts["exceptionDetails"].get("exception", facts))[:600])
-        elif method == "Runtime.consoleAPICalled" and facts["type"] in {"error", "warning"}:
+        elif method == "Runtime.consoleAPICalled" and (
+            facts["type"] in {"error", "warning"} or str(facts["args"][:1]).find("WARN: ") >= 0  # plotly.js's own way
+        ):
             self.console.append(str(facts["args"]))
         elif method == "Log.entryAdded" and facts["entry"]["level"] in {"error", "warning"}:
             self.console.append(str(facts["entry"]))

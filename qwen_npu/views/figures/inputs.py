@@ -185,21 +185,22 @@ def logits_topk(
     if not table:
         return theme.nothing(ledger, title=title, reason=f"No logits of step {step} were recorded.")
     names = [f"{row['token']} {row['text']!r}" if decode is not None else str(row["token"]) for row in table]
-    figure = go.Figure(
-        go.Bar(
-            x=[row["logit"] for row in table],
-            y=[html.escape(name) for name in names],
-            orientation="h",
-            marker={
-                "color": [theme.BLUE] + [theme.SKY] * (len(table) - 1),
-                "pattern": {"shape": [""] + ["/"] * (len(table) - 1), "size": 6, "solidity": 0.15},
-            },
-            text=[f"{row['logit']:.3f}  ({row['probability']:.1%})" for row in table],
-            textposition="outside",
-            cliponaxis=False,
-            hoverinfo="skip",
+    figure = go.Figure()
+    for place, fill, pattern in ((slice(1), theme.BLUE, ""), (slice(1, None), theme.SKY, "/")):
+        figure.add_trace(
+            go.Bar(
+                x=[row["logit"] for row in table[place]],
+                y=[html.escape(name) for name in names[place]],
+                orientation="h",
+                offsetgroup="tokens",
+                marker={"color": fill, "pattern": {"shape": pattern, "size": 6, "solidity": 0.15}},
+                text=[f"{row['logit']:.3f}  ({row['probability']:.1%})" for row in table[place]],
+                textposition="outside",
+                cliponaxis=False,
+                hoverinfo="skip",
+                showlegend=False,
+            )
         )
-    )
     figure.update_yaxes(autorange="reversed", type="category", title="token", showgrid=False)
     low, high = min(0.0, table[-1]["logit"]), max(0.0, table[0]["logit"])
     figure.update_xaxes(title="logit", range=[low - 0.2 * (high - low) * (low < 0), high + 0.2 * (high - low)])

@@ -103,23 +103,24 @@ def slot_grid(ledger: Ledger, pool: str | None = None, *, window: Window | None 
         room = int(780 / len(rounds) / 6.5) - 4  # letters that fit into a cell beside badge and position
         longest = max(len(_short(slot.owner)) for moment in rounds for slot in moment.slots)
         shown = longest if longest <= room else room if room >= 1 else 0
-        for column, moment in enumerate(rounds):
-            for slot in moment.slots:
-                state = states[column][slot.slot]
-                badge = _BADGES[state]
-                text = badge
-                if slot.use == "live" and room >= -1:
-                    text = (
-                        f"{badge} {_short(slot.owner)[:shown]} {slot.position}" if shown else f"{badge}{slot.position}"
-                    )
-                if text:
-                    figure.add_annotation(
-                        x=column,
-                        y=slot.slot,
-                        text=html.escape(text),
-                        showarrow=False,
-                        font={"size": 10, "color": theme.ink(palette[_STATES.index(state)])},
-                    )
+        written = [
+            (column, slot.slot, html.escape(text), theme.ink(palette[_STATES.index(state)]))
+            for column, moment in enumerate(rounds)
+            for slot, state in zip(moment.slots, states[column], strict=True)
+            if (text := _cell_text(slot, _BADGES[state], room, shown))
+        ]
+        # one trace: an annotation a cell would be validated anew with every further one
+        figure.add_trace(
+            go.Scatter(
+                x=[place[0] for place in written],
+                y=[place[1] for place in written],
+                text=[place[2] for place in written],
+                mode="text",
+                textfont={"size": 10, "color": [place[3] for place in written]},
+                hoverinfo="skip",
+                showlegend=False,
+            )
+        )
     else:
         read = [
             (column, slot.slot)
@@ -166,6 +167,13 @@ def slot_grid(ledger: Ledger, pool: str | None = None, *, window: Window | None 
         notes=notes,
         height=int(min(900, 220 + 24 * min(books.size, 28))),
     )
+
+
+def _cell_text(slot: Slot, badge: str, room: int, shown: int) -> str:
+    """The words of a cell with `room` letters beside badge and position, of them `shown` for the owner."""
+    if slot.use != "live" or room < -1:
+        return badge
+    return f"{badge} {_short(slot.owner)[:shown]} {slot.position}" if shown else f"{badge}{slot.position}"
 
 
 def slot_grid_table(ledger: Ledger, pool: str | None = None) -> Table:

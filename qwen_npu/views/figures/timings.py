@@ -31,30 +31,25 @@ def timings(ledger: Ledger) -> go.Figure:
         elif row["upload_ms"]:
             once["upload"].append(row["upload_ms"])
     figure = make_subplots(rows=1, cols=2, column_widths=[0.24, 0.76], horizontal_spacing=0.08)
-    names = [name for name in _ONCE if name in once]
-    values = [statistics.median(once[name]) for name in names]
     colours = {"vision": theme.SKY, "prefill": theme.BLUE, "upload": theme.ORANGE}
-    figure.add_trace(
-        go.Bar(
-            x=names,
-            y=values,
-            marker={
-                "color": [colours[name] for name in names],
-                "pattern": {"shape": [_PATTERNS[name] for name in names], "size": 6},
-            },
-            text=[f"{value:.3g} ms" for value in values],
-            textposition="outside",
-            cliponaxis=False,
-            hovertext=[
-                f"{name}: {value:.4g} ms wall, median of {len(once[name])}"
-                for name, value in zip(names, values, strict=True)
-            ],
-            hoverinfo="text",
-            showlegend=False,
-        ),
-        row=1,
-        col=1,
-    )
+    for name in [name for name in _ONCE if name in once]:
+        value = statistics.median(once[name])
+        figure.add_trace(
+            go.Bar(
+                x=[name],
+                y=[value],
+                offsetgroup="once",
+                marker={"color": colours[name], "pattern": {"shape": _PATTERNS[name], "size": 6}},
+                text=f"{value:.3g} ms",
+                textposition="outside",
+                cliponaxis=False,
+                hovertext=f"{name}: {value:.4g} ms wall, median of {len(once[name])}",
+                hoverinfo="text",
+                showlegend=False,
+            ),
+            row=1,
+            col=1,
+        )
     texts = [f"{row['run'] + 1}:{row['step']}" if steps[-1]["run"] else str(row["step"]) for row in steps]
     for column, colour, dash, symbol in (
         ("wall_ms", theme.VERMILION, "dot", "diamond-open"),

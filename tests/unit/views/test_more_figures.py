@@ -188,7 +188,7 @@ def test_slot_grid_tells_owner_generation_position_and_verdict() -> None:
     assert last[3]["state"] == "snapshot"
     figure = views.slot_grid(ledger)
     figure.to_json()
-    texts = [annotation.text for annotation in figure.layout.annotations]
+    (texts,) = [trace.text for trace in figure.select_traces({"mode": "text"})]
     assert "● r0 1" in texts
     assert "▣" in texts
     assert "5 free + 3 live + 0 snapshot = 8 slots" in figure.layout.title.subtitle.text
@@ -207,7 +207,7 @@ def test_many_slots_and_rounds_are_drawn_without_texts() -> None:
     for _ in range(450):
         table.end(table.begin(sequences), [1] * 16)
     figure = views.slot_grid(ledger)
-    assert len(figure.layout.annotations) == 1
+    assert not list(figure.select_traces({"mode": "text"}))
     assert figure.data[0].z.shape == (64, 400)
     assert "earlier rounds are not drawn" in text_of(figure)
 
@@ -280,6 +280,7 @@ def test_best_logits() -> None:
     assert sum(row["probability"] for row in views.logits_topk_table(logits, k=4)) == pytest.approx(1)
     figure = views.logits_topk(logits, decode=lambda token: f"<{token}>")
     figure.to_json()
+    assert [bar.x for bar in figure.data] == [(3.0,), (2.5, 0.0, -1.0)]
     assert "leads by 0.500" in figure.layout.title.subtitle.text
     ledger = Ledger()
     peeks(ledger, iter([{"logits": logits}]))
