@@ -51,7 +51,7 @@ _STEP_COLUMNS = (
 )
 _BUFFER_FIELDS = frozenset(Buffer._fields)
 _FIGURES = _STEP_COLUMNS[2:]
-_CELLS = frozenset({int, float, str})
+_CELLS = frozenset({int, float, str, type(None)})
 """What a cell holds as it is; lists (of a verify's rows) become JSON."""
 _TABLES = {
     "meta": "key TEXT PRIMARY KEY, value TEXT",
@@ -233,7 +233,8 @@ class Ledger:
             rows.append((seq, t_ns, dur_ns, kind, stage, step, buffer, other, nbytes, source, text))
             if kind == "step":
                 facts = detail or {}
-                figures = [_step_value(value) for value in map(facts.get, _FIGURES)]
+                told = map(facts.get, _FIGURES)
+                figures = [value if type(value) in _CELLS else _step_value(value) for value in told]
                 # A step may name its stage more closely than the event: the one-time upload belongs to decode.
                 steps.append((seq, facts.get("stage", stage), facts.get("step", step), *figures))
             elif kind == "allocate":
@@ -460,7 +461,7 @@ def _buffer_row(event: Event) -> list[Any]:
         detail.get("half", ""),
         detail.get("device", "host"),
         detail.get("dtype", ""),
-        str([int(side) for side in detail.get("shape", ())]),
+        str([*map(int, detail.get("shape", ()))]),
         int(detail.get("nbytes", event.nbytes)),
         detail.get("address"),
         int(detail.get("generation", 0)),
@@ -470,8 +471,6 @@ def _buffer_row(event: Event) -> list[Any]:
 
 
 def _step_value(value: Any) -> Any:
-    if value is None or type(value) in _CELLS:
-        return value
     return value.item() if isinstance(value, np.generic) else _encode(value)
 
 
