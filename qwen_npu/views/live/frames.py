@@ -29,6 +29,7 @@ INSIDE = "inside predict"
 PEEKS_PER_EVENT = 1024
 """The ledger's row id of a peek is its event's number times this plus its place (see `Ledger.query`)."""
 _BATCH_EVENTS = 20_000
+_COPIES = ("upload", "download")
 _COLUMNS = "seq, t_ns, kind, stage, step, buffer, other, nbytes, source, detail"
 
 
@@ -173,6 +174,9 @@ class Frames:
                 born = self._born(rows[0][0], rows[-1][0])
             peeks = self.peek_events
             for row in rows:
+                # what the emulator says of a copy is a third of a recording, and within a tick nothing new
+                if row[8] == "emulator" and row[2] in _COPIES and self.ticks and row[3:5] == self._before:
+                    continue
                 self._take(row, born)
             self.last_seq = rows[-1][0]
             if self.peek_events > peeks and not self._non_finite:
