@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rgdr_cases import Case, make_case
 
 from qwen_npu.errors import OpError
 from qwen_npu.rgdr.compat import read_slot_310p
+from tests.unit.rgdr.rgdr_cases import Case, make_case
 
 
 @pytest.mark.parametrize(("accepted", "position"), [(None, 0), (0, 0), (1, 0), (2, 1), (4, 3), (5, 0), (-1, 0)])

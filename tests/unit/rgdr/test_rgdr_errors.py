@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rgdr_cases import Case, check, make_case
 
 from qwen_npu.errors import OpError, OpTypeError, WorkbenchError
 from qwen_npu.rgdr import chunk_gated_delta_rule, layout_of_update, recurrent_gated_delta_rule
+from tests.unit.rgdr.rgdr_cases import Case, check, make_case
 
 
 def changed(**changes: Any) -> Callable[[], Case]:

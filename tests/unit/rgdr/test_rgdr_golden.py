@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rgdr_cases import EPS, TINY, Case, assert_close, dtype_name, golden_files
+
+from tests.unit.rgdr.rgdr_cases import EPS, TINY, Case, assert_close, dtype_name, golden_files
 
 
 @cache

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rgdr_cases import Case, assert_close, check, make_case, unit
 
 from qwen_npu.rgdr import chunk_gated_delta_rule, native
+from tests.unit.rgdr.rgdr_cases import Case, assert_close, check, make_case, unit
 
 needs_native = pytest.mark.skipif(native() is None, reason="qwen-npu-kernels is not installed")
 

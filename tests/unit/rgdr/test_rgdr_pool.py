@@ -7,11 +7,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rgdr_cases import make_case
 
 from qwen_npu.errors import OpError, SlotError
 from qwen_npu.ledger.events import Event
 from qwen_npu.rgdr import Batch, SlotPool, SlotTable, Snapshot
+from tests.unit.rgdr.rgdr_cases import make_case
 
 NV, DV, DK = 2, 6, 4
 
