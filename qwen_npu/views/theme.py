@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from qwen_npu.errors import UsageError
 
@@ -156,6 +156,7 @@ def finish(
         hoverlabel={"font": {"size": 12.5}, "align": "left"},
         legend={"orientation": "v", "x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 4},
         bargap=0.12,
+        colorway=[BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY],
     )
     title_font = {"size": 12.5}
     figure.update_xaxes(gridcolor=grid, zerolinecolor=grid, linecolor=soft, automargin=True, title_font=title_font)
@@ -198,7 +199,15 @@ def hover(texts: Iterable[str | None]) -> dict[str, Any]:
 
 
 class Table(list[dict[str, Any]]):
-    """The data of a figure as rows; shows itself as an HTML table in a notebook."""
+    """The data of a figure as rows; shows itself, and any slice of it, as an HTML table in a notebook."""
+
+    @overload
+    def __getitem__(self, place: SupportsIndex, /) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice, /) -> Table: ...
+    def __getitem__(self, place: SupportsIndex | slice, /) -> dict[str, Any] | Table:
+        found = super().__getitem__(place)
+        return Table(found) if isinstance(found, list) else found
 
     def _repr_html_(self) -> str:
         if not self:

@@ -14,16 +14,13 @@ import pytest
 
 from qwen_npu.data import notebooks_dir
 from tests.ui.chromium import CHROMIUM, Page
-from tests.ui.jupyter import SLOW_S, Lab, open_and_run
+from tests.ui.jupyter import ERRORS, Lab, open_and_run
 
 pytestmark = [pytest.mark.ui, pytest.mark.full, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 
 LESSONS = sorted(path.name for path in notebooks_dir().glob("0[1-9]_*.ipynb"))
 CONTROL = "document.querySelector('.widget-interact')"
 SHOWN = f"{CONTROL}.querySelector('.jp-OutputArea').textContent"
-PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')].map(e => e.textContent.trim())"
-ERROR = "[data-mime-type='application/vnd.jupyter.error']"
-ERRORS = f'[...document.querySelectorAll("{ERROR}")].map(e => e.textContent.slice(0, 500))'
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,6 @@ def page(tmp_path: Path) -> Iterator[Page]:
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_runs_top_to_bottom_and_its_control_works(lab: Lab, page: Page, lesson: str) -> None:
     open_and_run(page, lab, lesson)
-    page.until(f"(prompts => prompts.length && prompts.every(text => /\\d/.test(text)))({PROMPTS})", SLOW_S)
     assert page.ask(ERRORS) == []
     page.until(f"!!{CONTROL} && {SHOWN}.trim() !== ''")
     before = page.ask(SHOWN)
@@ -56,6 +52,7 @@ def test_runs_top_to_bottom_and_its_control_works(lab: Lab, page: Page, lesson: 
         page.picture(Path(pictures) / f"{lesson}.png")
     assert page.foreign == []
     assert page.exceptions == []
+    assert [text for text in page.console if "WARN: " in text] == []  # plotly.js
 
 
 def turn(page: Page) -> None:
