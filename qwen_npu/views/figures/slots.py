@@ -172,7 +172,7 @@ def slot_grid(ledger: Ledger, pool: str | None = None, *, window: Window | None 
 def _cell_text(slot: Slot, badge: str, room: int, shown: int) -> str:
     """The words of a cell with `room` letters beside badge and position, of them `shown` for the owner."""
     if slot.use != "live" or room < -1:
-        return badge
+        return badge if len(badge) <= max(1, room + 2) else ""
     return f"{badge} {_short(slot.owner)[:shown]} {slot.position}" if shown else f"{badge}{slot.position}"
 
 
