@@ -82,7 +82,7 @@ void run_one(const Call& c, int64_t task) {
   const int64_t block = blocks ? kBlock : length;
 
   const size_t small = static_cast<size_t>(block) * (4 * stride + 2 * v_stride + 2);
-  float* p = scratch.take(small + kGroup * stride + kLaneAlign + (blocks ? static_cast<size_t>(c.dv) * stride : 0));
+  float* p = scratch.take(small + 2 * kGroup * stride + kLaneAlign + (blocks ? static_cast<size_t>(c.dv) * stride : 0));
   float* const key = p;
   float* const decayed = key + block * stride;
   float* const query = decayed + block * stride;
@@ -90,7 +90,7 @@ void run_one(const Call& c, int64_t task) {
   float* const value = decay + block * stride;
   float* const out = value + block * v_stride;
   float* const group = out + block * v_stride;
-  float* const beta = group + kGroup * stride;
+  float* const beta = group + 2 * kGroup * stride;
   float* const carried = beta + round_up(block, kLaneAlign);  // inside: small holds 2 floats a token for beta
 
   void* slots[kBlock];

@@ -12,7 +12,7 @@ struct Head {
   const void* source;   // [dv, dk] of the state dtype; null: start from `carried`
   float* carried;       // [dv, stride]: state between blocks of a long sequence; null when one block is all
   bool keep;            // leave the state in `carried` for the next block
-  float* group;         // [kGroup, stride] scratch: a row group between tokens
+  float* group;         // [2 * kGroup, stride] scratch: two row groups in f32
   int64_t dv, dk, stride, v_stride;
   int tokens;
   const float* key;     // [tokens, stride], zero behind dk
