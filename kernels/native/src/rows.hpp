@@ -19,7 +19,7 @@ struct Head {
   const float* decayed; // [tokens, stride]: key times decay
   const float* query;   // [tokens, stride]: scaled
   const float* decay;   // [tokens] or, for a vector decay, [tokens, stride]
-  const float* value;   // [tokens, v_stride], the last value repeated behind dv
+  const float* value;   // [tokens, v_stride]; where v_stride is a padded dv, the last value is repeated behind dv
   const float* beta;    // [tokens]
   float* out;           // [tokens, v_stride]
   void* const* slots;   // [tokens]: [dv, dk] that takes the state after the token, or null

@@ -5,10 +5,7 @@
 // d k^T, out = S q) and the dot products that the pass after the next one needs. Passes alternate between two groups, so none
 // waits for the one before it: a group's dot products have a whole pass's time to be summed over the lanes.
 
-#ifndef AHEAD
-#define AHEAD 16384
-#endif
-constexpr int64_t kFetchAheadBytes = AHEAD;
+constexpr int64_t kFetchAheadBytes = 16384;
 constexpr int64_t kLineBytes = 64;
 constexpr int kToSecondCache = 2;  // the compiler's number for it
 
@@ -171,15 +168,16 @@ struct HeadKernel {
     I::sum4(out, h.out + t * h.v_stride + r0);
   }
 
+  template <Next next, Work work>
   static void pass(const Head& h, int t, int64_t r0, float* change) {
-    const bool store = h.slots[t];
-    if (t + 1 < h.tokens) {
-      return store ? pass<Next::token, true, Work::call>(h, t, r0, change) : pass<Next::token, false, Work::call>(h, t, r0, change);
-    }
-    if (h.carried) {
-      return store ? pass<Next::group, true, Work::blocks>(h, t, r0, change) : pass<Next::group, false, Work::blocks>(h, t, r0, change);
-    }
-    return store ? pass<Next::group, true, Work::call>(h, t, r0, change) : pass<Next::group, false, Work::call>(h, t, r0, change);
+    if (h.slots[t]) return pass<next, true, work>(h, t, r0, change);
+    return pass<next, false, work>(h, t, r0, change);
+  }
+
+  static void pass(const Head& h, int t, int64_t r0, float* change) {
+    if (t + 1 < h.tokens) return pass<Next::token, Work::call>(h, t, r0, change);
+    if (h.carried) return pass<Next::group, Work::blocks>(h, t, r0, change);
+    return pass<Next::group, Work::call>(h, t, r0, change);
   }
 
   static void run(const Head& h) {
