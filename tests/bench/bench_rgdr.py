@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_npu.rgdr import native, recurrent_gated_delta_rule
+from qwen_npu.rgdr import empty_states, native, recurrent_gated_delta_rule
 
 NK, NV, DK, DV = 16, 32, 128, 128
 SCALE = DK**-0.5
@@ -45,7 +45,9 @@ class Step:
         self.value = rng.standard_normal((total, NV, DV)).astype(np.float32)
         self.beta = rng.random((total, NV)).astype(np.float32)
         self.g = -rng.uniform(0.001, 0.1, (total, NV)).astype(np.float32)
-        self.pools = [rng.standard_normal((total, NV, DV, DK), np.float32).astype(dtype) for _ in range(pools)]
+        self.pools = [empty_states((total, NV, DV, DK), dtype) for _ in range(pools)]
+        for pool in self.pools:
+            pool[...] = rng.standard_normal(pool.shape, np.float32)
         self.out = np.empty_like(self.value)
         self.lengths = np.full(batch, tokens, np.int32)
         self.slots = np.arange(total, dtype=np.int32)
@@ -91,6 +93,13 @@ def unit(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
+def copied(state: np.ndarray) -> np.ndarray:
+    """A state for a peer, as well placed in memory as ours."""
+    copy = empty_states(state.shape, state.dtype)
+    copy[...] = state
+    return copy
+
+
 def in_turn(contenders: dict[str, Call], batch: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each contender, one figure a round."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -124,12 +133,12 @@ def read_modify_write(step: Step, threads: int) -> dict[str, Call]:
 
 def numpy_best(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, np.ndarray]]]:
     """Matrix products by sequence, so that a state stays in the cache; every temporary allocated once."""
-    state = step.pools[0].copy()
+    state = copied(step.pools[0])
     out = np.empty_like(step.value)
     key = np.repeat(step.key, NV // NK, axis=1)[..., None]
     query = np.repeat(step.query, NV // NK, axis=1)[..., None] * np.float32(SCALE)
     decay = np.exp(step.g)[:, :, None, None]
-    seen, change = np.empty((NV, DV, 1), np.float32), np.empty((NV, DV, DK), np.float32)
+    seen, change = np.empty((NV, DV, 1), np.float32), empty_states((NV, DV, DK), np.float32)
 
     def call() -> None:
         for i in range(step.batch):
@@ -183,8 +192,8 @@ def linear_attention(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, n
     from onnx import helper
 
     b = step.batch
-    state = np.ascontiguousarray(step.pools[0].transpose(0, 1, 3, 2))
-    present, out = np.empty_like(state), np.empty((b, 1, NV * DV), np.float32)
+    state = copied(step.pools[0].transpose(0, 1, 3, 2))
+    present, out = empty_states(state.shape, state.dtype), np.empty((b, 1, NV * DV), np.float32)
     repeat = NV // NK
     inputs = [
         ("query", np.repeat(step.query, repeat, axis=1).reshape(b, 1, -1)),
@@ -206,8 +215,8 @@ def linear_attention(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, n
 def gated_delta_net(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, np.ndarray]]]:
     from onnx import helper
 
-    state, out = step.pools[0].copy(), np.empty_like(step.value)
-    present = np.empty_like(state)
+    state, out = copied(step.pools[0]), np.empty_like(step.value)
+    present = empty_states(state.shape, state.dtype)
     inputs = [
         ("query", step.query), ("key", step.key), ("value", step.value),
         ("decay", step.g), ("beta", step.beta), ("state", state),
@@ -224,7 +233,7 @@ def our_node(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, np.ndarra
     """The same kernel as a node of a graph, its pool bound as input and output."""
     from onnx import helper
 
-    state, out = step.pools[0].copy(), np.empty_like(step.value)
+    state, out = copied(step.pools[0]), np.empty_like(step.value)
     inputs = [
         ("query", step.query), ("key", step.key), ("value", step.value), ("beta", step.beta), ("state", state),
         ("lengths", step.lengths), ("slots", step.slots), ("g", step.g),
@@ -250,7 +259,7 @@ def transformers_torch(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray,
     query, key, value, g, beta = (
         torch.from_numpy(x[:, None].copy()) for x in (step.query, step.key, step.value, step.g, step.beta)
     )
-    state = torch.from_numpy(np.ascontiguousarray(step.pools[0].transpose(0, 1, 3, 2)))
+    state = torch.from_numpy(copied(step.pools[0].transpose(0, 1, 3, 2)))
     last: list[Any] = []
 
     def call() -> None:
