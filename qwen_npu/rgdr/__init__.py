@@ -7,6 +7,7 @@ and `SlotTable` say who owns which slot, `compat` reproduces the deployed kernel
 from __future__ import annotations
 
 from qwen_npu.rgdr.layout import layout_of_update
+from qwen_npu.rgdr.memory import empty_states
 from qwen_npu.rgdr.op import chunk_gated_delta_rule, native, recurrent_gated_delta_rule
 from qwen_npu.rgdr.pool import Batch, SlotPool, SlotTable, Snapshot
 
@@ -16,6 +17,7 @@ __all__ = [
     "SlotTable",
     "Snapshot",
     "chunk_gated_delta_rule",
+    "empty_states",
     "layout_of_update",
     "native",
     "recurrent_gated_delta_rule",

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from qwen_npu.errors import OpError, SlotError
 from qwen_npu.ledger.events import NOWHERE, EventKind, EventSink, Place, discard, event_of, now_ns
+from qwen_npu.rgdr.memory import empty_states
 from qwen_npu.rgdr.op import recurrent_gated_delta_rule
 
 Array = NDArray[Any]
@@ -368,10 +369,9 @@ class SlotPool:
     ) -> None:
         self.table = SlotTable(slots, width, name=name, sink=sink)
         self.poison = poison
-        fill: float = np.nan if poison else 0
-        self.states: list[Array] = [
-            np.full((slots, heads, value_dim, key_dim), fill, np.dtype(dtype)) for _ in range(layers)
-        ]
+        self.states: list[Array] = [empty_states((slots, heads, value_dim, key_dim), dtype) for _ in range(layers)]
+        for state in self.states:
+            state.fill(np.nan if poison else 0)
 
     def allocate(self, owner: str = "", states: Sequence[Array] | None = None) -> int:
         """A new sequence, from `states` (one [NV, DV, DK] per layer, V-major) or from zero. Returns its id.

@@ -5,8 +5,8 @@
 NK = 16, NV = 32, DK = DV = 128. Every figure is the median, over rounds in one process, of a ratio of two contenders
 that run in turn: each once untimed, then a few times, of which the median counts. With one thread the CPU time of that
 thread is measured, so that other programs on the machine change it little; with two threads wall time. Each peer's
-answer is compared with ours before it is timed; beside it stands what multiplying the state in place, and nothing else,
-would reach. Where even that is short of a bound, 85 % of it counts. Exit code 1 if a bound is missed.
+answer is compared with ours before it is timed. A bound is met or not met; beside one that is not met stands what
+multiplying the state in place, and nothing else, would reach on this machine. Exit code 1 if a bound is not met.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_npu.rgdr import native, recurrent_gated_delta_rule
+from qwen_npu.rgdr import empty_states, native, recurrent_gated_delta_rule
 
 NK, NV, DK, DV = 16, 32, 128, 128
 SCALE = DK**-0.5
@@ -45,7 +45,9 @@ class Step:
         self.value = rng.standard_normal((total, NV, DV)).astype(np.float32)
         self.beta = rng.random((total, NV)).astype(np.float32)
         self.g = -rng.uniform(0.001, 0.1, (total, NV)).astype(np.float32)
-        self.pools = [rng.standard_normal((total, NV, DV, DK), np.float32).astype(dtype) for _ in range(pools)]
+        self.pools = [empty_states((total, NV, DV, DK), dtype) for _ in range(pools)]
+        for pool in self.pools:
+            pool[...] = rng.standard_normal(pool.shape, np.float32)
         self.out = np.empty_like(self.value)
         self.lengths = np.full(batch, tokens, np.int32)
         self.slots = np.arange(total, dtype=np.int32)
@@ -91,6 +93,13 @@ def unit(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
+def copied(state: np.ndarray) -> np.ndarray:
+    """A state for a peer, as well placed in memory as ours."""
+    copy = empty_states(state.shape, state.dtype)
+    copy[...] = state
+    return copy
+
+
 def in_turn(contenders: dict[str, Call], batch: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each contender, one figure a round."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -124,12 +133,12 @@ def read_modify_write(step: Step, threads: int) -> dict[str, Call]:
 
 def numpy_best(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, np.ndarray]]]:
     """Matrix products by sequence, so that a state stays in the cache; every temporary allocated once."""
-    state = step.pools[0].copy()
+    state = copied(step.pools[0])
     out = np.empty_like(step.value)
     key = np.repeat(step.key, NV // NK, axis=1)[..., None]
     query = np.repeat(step.query, NV // NK, axis=1)[..., None] * np.float32(SCALE)
     decay = np.exp(step.g)[:, :, None, None]
-    seen, change = np.empty((NV, DV, 1), np.float32), np.empty((NV, DV, DK), np.float32)
+    seen, change = np.empty((NV, DV, 1), np.float32), empty_states((NV, DV, DK), np.float32)
 
     def call() -> None:
         for i in range(step.batch):
@@ -183,8 +192,8 @@ def linear_attention(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, n
     from onnx import helper
 
     b = step.batch
-    state = np.ascontiguousarray(step.pools[0].transpose(0, 1, 3, 2))
-    present, out = np.empty_like(state), np.empty((b, 1, NV * DV), np.float32)
+    state = copied(step.pools[0].transpose(0, 1, 3, 2))
+    present, out = empty_states(state.shape, state.dtype), np.empty((b, 1, NV * DV), np.float32)
     repeat = NV // NK
     inputs = [
         ("query", np.repeat(step.query, repeat, axis=1).reshape(b, 1, -1)),
@@ -206,8 +215,8 @@ def linear_attention(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, n
 def gated_delta_net(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, np.ndarray]]]:
     from onnx import helper
 
-    state, out = step.pools[0].copy(), np.empty_like(step.value)
-    present = np.empty_like(state)
+    state, out = copied(step.pools[0]), np.empty_like(step.value)
+    present = empty_states(state.shape, state.dtype)
     inputs = [
         ("query", step.query), ("key", step.key), ("value", step.value),
         ("decay", step.g), ("beta", step.beta), ("state", state),
@@ -224,7 +233,7 @@ def our_node(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray, np.ndarra
     """The same kernel as a node of a graph, its pool bound as input and output."""
     from onnx import helper
 
-    state, out = step.pools[0].copy(), np.empty_like(step.value)
+    state, out = copied(step.pools[0]), np.empty_like(step.value)
     inputs = [
         ("query", step.query), ("key", step.key), ("value", step.value), ("beta", step.beta), ("state", state),
         ("lengths", step.lengths), ("slots", step.slots), ("g", step.g),
@@ -250,7 +259,7 @@ def transformers_torch(step: Step) -> tuple[Call, Callable[[], tuple[np.ndarray,
     query, key, value, g, beta = (
         torch.from_numpy(x[:, None].copy()) for x in (step.query, step.key, step.value, step.g, step.beta)
     )
-    state = torch.from_numpy(np.ascontiguousarray(step.pools[0].transpose(0, 1, 3, 2)))
+    state = torch.from_numpy(copied(step.pools[0].transpose(0, 1, 3, 2)))
     last: list[Any] = []
 
     def call() -> None:
@@ -272,7 +281,7 @@ PEERS: dict[str, tuple[Callable[[Step], Any], dict[int, float]]] = {
 
 
 class Report:
-    """Prints a line a figure and remembers which bounds were passed."""
+    """Prints a line a figure and remembers which bounds were met."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -285,19 +294,17 @@ class Report:
         bound_: float | None,
         at_least: bool,
         microseconds: float,
-        ceiling: float | None = None,
+        memory: float | None = None,
     ) -> None:
-        held = bound_ is None or not bound_ or (value >= bound_ if at_least else value <= bound_)
-        memory_bound = not held and ceiling is not None and bound_ is not None and ceiling < bound_
-        if memory_bound and ceiling is not None:
-            held = value >= 0.85 * ceiling
-        line = {"what": what, "value": value, "unit": unit, "bound": bound_ or None, "held": held, "ceiling": ceiling}
+        """memory: the figure of a kernel that only reads and writes the state, where there is such a figure."""
+        met = not bound_ or (value >= bound_ if at_least else value <= bound_)
+        line = {"what": what, "value": value, "unit": unit, "bound": bound_ or None, "met": met, "memory": memory}
         self.lines.append(line)
         limit = f"{'>=' if at_least else '<='} {bound_:g}" if bound_ else ""
-        mark = "" if held else "  MISSED"
-        if ceiling is not None:
-            mark = f", reading and writing the state alone {ceiling:.2f}{' (memory)' * memory_bound}{mark}"
-        print(f"{what:58} {value:8.2f} {unit:3} {limit:8} ours {microseconds:9.0f} us{mark}", flush=True)
+        verdict = "" if not bound_ else "met" if met else "NOT MET"
+        if not met and memory is not None:
+            verdict += f" (reading and writing the state alone: {memory:.2f})"
+        print(f"{what:58} {value:8.2f} {unit:3} {limit:8} ours {microseconds:9.0f} us  {verdict}", flush=True)
 
 
 def against_memory(report: Report, threads: int, bounds: dict[int, float]) -> None:
@@ -339,22 +346,21 @@ def against_itself(report: Report) -> None:
     kernel().set_threads(1)
     clock = time.thread_time
     single, half = Step(64), Step(64, dtype=np.float16)
-    times = in_turn({"f32": single.op, "f16": half.op}, 64, clock)
-    value = ratio(times["f32"], times["f16"])
-    report.add("f32 pool against f16 pool, B = 64", value, "x", 1.9, True, statistics.median(times["f16"]) * 1e6)
-    del single, half
-
-    # As in a model: other layers' pools come between two calls, so neither finds its slots in the near cache.
-    one, four = Step(1, pools=LAYERS), Step(1, tokens=4, pools=LAYERS)
-    times = in_turn({"1": one.op, "4": four.op}, 1, clock)
-    value = ratio(times["4"], times["1"])
+    memory = read_modify_write(Step(32), 1)  # as many bytes as the f16 pool
+    times = in_turn({"f32": single.op, "f16": half.op, **memory}, 64, clock)
     report.add(
-        f"L = 4 against L = 1, {LAYERS} layers in turn", value, "x", 4.2, False, statistics.median(times["4"]) * 1e6
-    )
-    one, four = Step(1), Step(1, tokens=4)
-    times = in_turn({"1": one.op, "4": four.op}, 1, clock)
-    value = ratio(times["4"], times["1"])
-    report.add("L = 4 against L = 1, one layer", value, "x", None, False, statistics.median(times["4"]) * 1e6)
+        "f32 pool against f16 pool, B = 64", ratio(times["f32"], times["f16"]), "x", 1.9, True,
+        statistics.median(times["f16"]) * 1e6, max(ratio(times["f32"], times[way]) for way in memory),
+    )  # fmt: skip
+    del single, half, memory
+
+    # One pool called again and again, and as in a model: other layers' pools come between two calls.
+    for pools in (1, LAYERS):
+        one, four = Step(1, pools=pools), Step(1, tokens=4, pools=pools)
+        times = in_turn({"1": one.op, "4": four.op}, 1, clock)
+        what = f"L = 4 against L = 1, {pools} layer{'s in turn' * (pools > 1)}"
+        report.add(what, ratio(times["4"], times["1"]), "x", 4.2, False, statistics.median(times["4"]) * 1e6)
+        del one, four
 
     for batch, bound_, unit_ in ((1, 12.0, "us"), (64, 5.0, "%")):
         step = Step(batch)
@@ -383,8 +389,9 @@ def main() -> int:
         against_peers(report)
     if "itself" in parts:
         against_itself(report)
-    missed = [line["what"] for line in report.lines if not line["held"]]
-    print(f"{len(report.lines) - len(missed)} of {len(report.lines)} within their bounds", *missed, sep="\n  ")
+    bounds = [line for line in report.lines if line["bound"]]
+    missed = [line["what"] for line in bounds if not line["met"]]
+    print(f"{len(bounds) - len(missed)} of {len(bounds)} bounds met" + ", not met:" * bool(missed), *missed, sep="\n  ")
     if arguments.json:
         arguments.json.write_text(json.dumps(report.lines, indent=1) + "\n", encoding="utf-8")
     return 1 if missed else 0

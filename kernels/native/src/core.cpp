@@ -78,11 +78,12 @@ void run_one(const Call& c, int64_t task) {
   const int64_t stride = round_up(c.dk, kLaneAlign);
   const int64_t v_stride = round_up(c.dv, kGroup);
   const int64_t head_elements = c.dv * c.dk;
+  const bool f32_values = c.activation == DType::f32 && v_stride == c.dv;  // value and out are used where they are
   const bool blocks = length > kBlock;
   const int64_t block = blocks ? kBlock : length;
 
   const size_t small = static_cast<size_t>(block) * (4 * stride + 2 * v_stride + 2);
-  float* p = scratch.take(small + kGroup * stride + kLaneAlign + (blocks ? static_cast<size_t>(c.dv) * stride : 0));
+  float* p = scratch.take(small + 2 * kGroup * stride + kLaneAlign + (blocks ? static_cast<size_t>(c.dv) * stride : 0));
   float* const key = p;
   float* const decayed = key + block * stride;
   float* const query = decayed + block * stride;
@@ -90,7 +91,7 @@ void run_one(const Call& c, int64_t task) {
   float* const value = decay + block * stride;
   float* const out = value + block * v_stride;
   float* const group = out + block * v_stride;
-  float* const beta = group + kGroup * stride;
+  float* const beta = group + 2 * kGroup * stride;
   float* const carried = beta + round_up(block, kLaneAlign);  // inside: small holds 2 floats a token for beta
 
   void* slots[kBlock];
@@ -100,7 +101,7 @@ void run_one(const Call& c, int64_t task) {
   head.dv = c.dv;
   head.dk = c.dk;
   head.stride = stride;
-  head.v_stride = v_stride;
+  head.v_stride = f32_values ? c.nv * c.dv : v_stride;
   head.key = key;
   head.decayed = decayed;
   head.query = query;
@@ -134,18 +135,25 @@ void run_one(const Call& c, int64_t task) {
         kernels.widen(DType::f32, k, kd, c.dk, decay[t]);
       }
       for (int64_t i = c.dk; i < stride; ++i) k[i] = kd[i] = q[i] = 0.0f;
-      float* const v = value + t * v_stride;
-      kernels.widen(c.activation, at(c.value, c.activation, th * c.dv), v, c.dv, 1.0f);
-      for (int64_t i = c.dv; i < v_stride; ++i) v[i] = v[c.dv - 1];
+      if (!f32_values) {
+        float* const v = value + t * v_stride;
+        kernels.widen(c.activation, at(c.value, c.activation, th * c.dv), v, c.dv, 1.0f);
+        for (int64_t i = c.dv; i < v_stride; ++i) v[i] = v[c.dv - 1];
+      }
       kernels.widen(c.activation, at(c.beta, c.activation, th), beta + t, 1, 1.0f);
       const int64_t slot = c.write[token];
       slots[t] = slot < 0 ? nullptr : at(c.state_out, c.state, (slot * c.nv + h) * head_elements);
     }
     head.source = t0 == 0 ? at(c.state_in, c.state, (c.read[seq] * c.nv + h) * head_elements) : nullptr;
+    if (f32_values) {
+      const int64_t element = ((first + t0) * c.nv + h) * c.dv;
+      head.value = static_cast<const float*>(c.value) + element;
+      head.out = static_cast<float*>(c.out) + element;
+    }
     head.tokens = static_cast<int>(tokens);
     head.keep = t0 + tokens < length;
     kernels.head(head, c.state, c.gk && c.gk_vector);
-    for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t t = 0; t < tokens && !f32_values; ++t) {
       const int64_t th = (first + t0 + t) * c.nv + h;
       kernels.narrow(c.activation, out + t * v_stride, at(c.out, c.activation, th * c.dv), c.dv);
     }

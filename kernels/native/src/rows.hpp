@@ -12,14 +12,14 @@ struct Head {
   const void* source;   // [dv, dk] of the state dtype; null: start from `carried`
   float* carried;       // [dv, stride]: state between blocks of a long sequence; null when one block is all
   bool keep;            // leave the state in `carried` for the next block
-  float* group;         // [kGroup, stride] scratch: a row group between tokens
+  float* group;         // [2 * kGroup, stride] scratch: two row groups in f32
   int64_t dv, dk, stride, v_stride;
   int tokens;
   const float* key;     // [tokens, stride], zero behind dk
   const float* decayed; // [tokens, stride]: key times decay
   const float* query;   // [tokens, stride]: scaled
   const float* decay;   // [tokens] or, for a vector decay, [tokens, stride]
-  const float* value;   // [tokens, v_stride], the last value repeated behind dv
+  const float* value;   // [tokens, v_stride]; where v_stride is a padded dv, the last value is repeated behind dv
   const float* beta;    // [tokens]
   float* out;           // [tokens, v_stride]
   void* const* slots;   // [tokens]: [dv, dk] that takes the state after the token, or null

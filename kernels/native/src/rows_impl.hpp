@@ -2,11 +2,12 @@
 // anonymous namespace: nothing here may be shared between files compiled with different flags.
 //
 // Four rows of the state (a group) are handled together. One pass over a group does the update of one token (S = decay*S +
-// d k^T, out = S q) and the dot product that the NEXT update needs (of the same rows with the next key, or of the next group
-// with the first key), so that two independent sets of four chains hide the latency of the multiply-adds.
+// d k^T, out = S q) and the dot products that the pass after the next one needs. Passes alternate between two groups, so none
+// waits for the one before it: a group's dot products have a whole pass's time to be summed over the lanes.
 
-constexpr int kReadAhead = 4;  // groups of f32 rows; twice as many of 16-bit ones
-constexpr int kWriteAhead = 1;
+constexpr int64_t kFetchAheadBytes = 16384;
+constexpr int64_t kLineBytes = 64;
+constexpr int kToSecondCache = 2;  // the compiler's number for it
 
 template <class I, class S>
 inline typename I::V load_at(const S* row, int64_t j, int64_t full, int tail) {
@@ -43,111 +44,153 @@ struct Group<T, 0> {
   T* operator[](int r) const { return row[r]; }
 };
 
-// Fetches, while the vectors at j of one group are worked on, a like part of the group some groups further on. Where slots
-// are not in the near cache this is worth a third of the time. Measured: f32 rows do best side by side (one line of each),
-// 16-bit rows one after another, and a prefetch for writing worst (it keeps the hardware's own from running ahead).
+// Asks, while the vectors at j of one group are worked on, for a like part of what lies further on in the pool. In the order
+// of memory: asked for side by side over four rows, main memory gives half as much.
 template <class I, class T, int Lanes>
-inline void fetch_ahead(const Group<T, Lanes>& group, int64_t j, int groups) {
+inline void fetch_ahead(const Group<T, Lanes>& group, int64_t j) {
   if (!Lanes) return;
-  const T* const ahead = group[0] + groups * kGroup * Lanes;
-  if (sizeof(T) == 4) {
-    if (j * I::W % 16) return;  // one line holds more than one vector
-    for (int r = 0; r < kGroup; ++r) __builtin_prefetch(ahead + r * Lanes + j * I::W);
-  } else {
-    const char* const part = reinterpret_cast<const char*>(ahead + j * kGroup * I::W);
-    for (int64_t byte = 0; byte < static_cast<int64_t>(kGroup * I::W * sizeof(T)); byte += 64) {
-      __builtin_prefetch(part + byte);
-    }
-  }
+  constexpr int64_t part_bytes = kGroup * I::W * sizeof(T);
+  const char* const part = reinterpret_cast<const char*>(group[0]) + kFetchAheadBytes + j * part_bytes;
+  for (int64_t byte = 0; byte < part_bytes; byte += kLineBytes) __builtin_prefetch(part + byte, 0, kToSecondCache);
 }
 
-// Single: one token, from the pool to the pool. That is decode, and the only case whose every branch is decided here. There
-// 16-bit states are widened once: the dot product leaves the next group in `Head::group` for the update.
-template <class I, class S, bool VectorDecay, int Lanes, bool Single>
+// Whose dot products a pass computes: those of its own rows after this token, or of the group two further on before any.
+enum class Next { token, group };
+
+// decode: one token, the state stays in its slot. call: tokens from slots to slots. blocks: of a long sequence, whose state
+// may come from the block before and go on to the next. What is known when compiled is not asked for every group.
+enum class Work { decode, call, blocks };
+
+template <class I, class S, bool VectorDecay, int Lanes>
 struct HeadKernel {
   using V = typename I::V;
-  static constexpr bool kStaged = Single && sizeof(S) == 2;
+  static constexpr bool kWiden = sizeof(S) == 2;  // 16-bit rows are widened once, into a copy
 
-  static void run(const Head& h) {
+  // Copies in f32: of 16-bit rows, and of rows between tokens that no slot keeps unrounded.
+  template <class T, Work work>
+  static Group<T, Lanes> copies(const Head& h, int64_t r0) {
+    if (work != Work::decode && h.carried) return {h.carried, r0, h.dv, h.stride};
+    return {h.group, r0 % (2 * kGroup), 2 * kGroup, h.stride};
+  }
+
+  template <Work work>
+  static Group<const float, Lanes> rows_before(const Head& h, int t, int64_t r0) {
+    const void* const slot = t == 0 ? h.source : h.slots[t - 1];
+    if (kWiden || (work != Work::decode && !slot)) return copies<const float, work>(h, r0);
+    return {static_cast<const float*>(slot), r0, h.dv, h.dk};
+  }
+
+  // dot: of the rows before token t with its decayed key. change: what the token adds to them, in units of its key.
+  static void change_of(const Head& h, int t, int64_t r0, const V* dot, float* change) {
+    const float* const value = h.value + t * h.v_stride + r0;
+    float seen[kGroup];
+    I::sum4(dot, seen);
+    for (int r = 0; r < kGroup; ++r) change[r] = (value[r] - seen[r]) * h.beta[t];
+  }
+
+  // The first two groups' dot products, which no pass before them could compute.
+  static void start(const Head& h, int64_t r0, float* change) {
     const int64_t full = Lanes ? Lanes / I::W : h.dk / I::W;
     const int tail = Lanes ? 0 : static_cast<int>(h.dk % I::W);
-    const int64_t vectors = full + (tail != 0);
-    const S* const source = static_cast<const S*>(h.source);
-    const int tokens = Single ? 1 : h.tokens;
-
+    const bool widen = kWiden && h.source;
+    const Group<const S, Lanes> narrow(static_cast<const S*>(h.source), r0, h.dv, h.dk);
+    const Group<const float, Lanes> before = rows_before<Work::blocks>(h, 0, r0);
+    const Group<float, Lanes> copy = copies<float, Work::blocks>(h, r0);
     V dot[kGroup];
-    const Group<const S, Lanes> head_rows(source, 0, h.dv, h.dk);
-    const Group<const float, Lanes> head_carried(h.carried, 0, h.dv, h.stride);
     for (int r = 0; r < kGroup; ++r) {
       dot[r] = I::zero();
-      for (int64_t j = 0; j < vectors; ++j) {
-        const V x = source ? load_at<I>(head_rows[r], j, full, tail) : I::load(head_carried[r] + j * I::W);
-        if (kStaged) I::store(h.group + r * h.stride + j * I::W, x);
+      for (int64_t j = 0; j < full + (tail != 0); ++j) {
+        const V x = widen ? load_at<I>(narrow[r], j, full, tail) : load_at<I>(before[r], j, full, tail);
+        if (widen) I::store(copy[r] + j * I::W, x);
         dot[r] = I::fma(x, I::load(h.decayed + j * I::W), dot[r]);
       }
     }
+    change_of(h, 0, r0, dot, change);
+  }
 
-    for (int64_t r0 = 0; r0 < h.dv; r0 += kGroup) {
-      const int64_t after = r0 + kGroup < h.dv ? r0 + kGroup : r0;  // at the end: a dot product that nobody reads
-      const Group<const S, Lanes> from(source, r0, h.dv, h.dk), next(source, after, h.dv, h.dk);
-      const Group<float, Lanes> carry(h.carried ? h.carried : h.group, h.carried ? r0 : 0, h.carried ? h.dv : kGroup,
-                                      h.stride);
-      const Group<const float, Lanes> next_carried(h.carried, after, h.dv, h.stride);
-      for (int t = 0; t < tokens; ++t) {
-        const bool last = Single || t + 1 == tokens;
-        const Group<S, Lanes> to(static_cast<S*>(h.slots[t]), r0, h.dv, h.dk);
-        const bool from_pool = Single || (t == 0 && source);
-        const bool keep = !Single && (!last || h.keep);
-        const float* const key = h.key + t * h.stride;
-        const float* const query = h.query + t * h.stride;
-        const float* const decayed = last ? h.decayed : h.decayed + (t + 1) * h.stride;
-        const float* const lane_decay = h.decay + t * h.stride;
-        const float* const value = h.value + t * h.v_stride + r0;
+  // One token of one group. change: what the token adds; becomes that of the pass after the next one.
+  // stored: a slot takes the rows after the token.
+  template <Next next, bool stored, Work work>
+  static void pass(const Head& h, int t, int64_t r0, float* change) {
+    const int64_t full = Lanes ? Lanes / I::W : h.dk / I::W;
+    const int tail = Lanes ? 0 : static_cast<int>(h.dk % I::W);
+    const int64_t after = r0 + 2 * kGroup < h.dv ? r0 + 2 * kGroup : r0;  // at the end: dot products that nobody reads
+    const int next_t = next == Next::token ? t + 1 : 0;
+    const bool from_pool = work != Work::blocks || h.source;
+    const bool widen = kWiden && from_pool;
+    const bool keep = next == Next::token ? kWiden || !stored : work == Work::blocks && h.keep;
+    const bool fetch_slot = stored && work != Work::decode && h.slots[t] != h.source;
 
-        float sums[kGroup];
-        I::sum4(dot, sums);
-        V d[kGroup], out[kGroup];
+    const Group<const float, Lanes> before = rows_before<work>(h, t, r0), next_before = rows_before<work>(h, 0, after);
+    const Group<const S, Lanes> next_narrow(static_cast<const S*>(h.source), after, h.dv, h.dk);
+    const Group<float, Lanes> copy = copies<float, work>(h, r0), next_copy = copies<float, work>(h, after);
+    const Group<S, Lanes> slot(static_cast<S*>(h.slots[t]), r0, h.dv, h.dk);
+    const float* const key = h.key + t * h.stride;
+    const float* const query = h.query + t * h.stride;
+    const float* const lane_decay = h.decay + t * h.stride;
+    const float* const next_decayed = h.decayed + next_t * h.stride;
+
+    const V zero = I::zero();
+    const V d[kGroup] = {I::set1(change[0]), I::set1(change[1]), I::set1(change[2]), I::set1(change[3])};
+    V dot[kGroup] = {zero, zero, zero, zero}, out[kGroup] = {zero, zero, zero, zero};
+    V decay = VectorDecay ? I::zero() : I::set1(h.decay[t]);
+    for (int64_t j = 0; j < full + (tail != 0); ++j) {
+      const V k = I::load(key + j * I::W);
+      const V q = I::load(query + j * I::W);
+      const V kd = I::load(next_decayed + j * I::W);
+      if (VectorDecay) decay = I::load(lane_decay + j * I::W);
+      if (next == Next::group && from_pool) fetch_ahead<I>(next_narrow, j);
+      if (fetch_slot) fetch_ahead<I>(slot, j);
+      
+      V x[kGroup];
+      // All rows are read before any is written: the last rows of a group may be one row several times.
+      for (int r = 0; r < kGroup; ++r) x[r] = load_at<I>(before[r], j, full, tail);
+      if (next == Next::group) {
         for (int r = 0; r < kGroup; ++r) {
-          d[r] = I::set1((value[r] - sums[r]) * h.beta[t]);
-          out[r] = dot[r] = I::zero();
+          const V y = widen ? load_at<I>(next_narrow[r], j, full, tail) : load_at<I>(next_before[r], j, full, tail);
+          if (widen) I::store(next_copy[r] + j * I::W, y);
+          dot[r] = I::fma(y, kd, dot[r]);
         }
-        V decay = VectorDecay ? I::zero() : I::set1(h.decay[t]);
-        for (int64_t j = 0; j < vectors; ++j) {
-          const V k = I::load(key + j * I::W);
-          const V q = I::load(query + j * I::W);
-          const V kd = I::load(decayed + j * I::W);
-          if (VectorDecay) decay = I::load(lane_decay + j * I::W);
-          if (Single || (last && source)) fetch_ahead<I>(next, j, sizeof(S) == 4 ? kReadAhead : 2 * kReadAhead);
-          if (!Single && to) fetch_ahead<I>(to, j, kWriteAhead);
-          V x[kGroup];
-          // All rows are read before any is written: the last rows of a group may be one row several times.
-          for (int r = 0; r < kGroup; ++r) {
-            x[r] = from_pool && !kStaged ? load_at<I>(from[r], j, full, tail) : I::load(carry[r] + j * I::W);
-          }
-          if (kStaged) {
-            for (int r = 0; r < kGroup; ++r) {
-              const V y = load_at<I>(next[r], j, full, tail);
-              I::store(carry[r] + j * I::W, y);
-              dot[r] = I::fma(y, kd, dot[r]);
-            }
-          } else if (last && (Single || source)) {
-            for (int r = 0; r < kGroup; ++r) dot[r] = I::fma(load_at<I>(next[r], j, full, tail), kd, dot[r]);
-          } else if (last) {
-            for (int r = 0; r < kGroup; ++r) dot[r] = I::fma(I::load(next_carried[r] + j * I::W), kd, dot[r]);
-          }
-          for (int r = 0; r < kGroup; ++r) {
-            x[r] = I::fma(decay, x[r], I::mul(d[r], k));
-            out[r] = I::fma(x[r], q, out[r]);
-            if (!last) dot[r] = I::fma(x[r], kd, dot[r]);
-          }
-          if (Single || to) {
-            for (int r = 0; r < kGroup; ++r) store_at<I>(to[r], j, full, tail, x[r]);
-          }
-          if (keep) {
-            for (int r = 0; r < kGroup; ++r) I::store(carry[r] + j * I::W, x[r]);
-          }
-        }
-        I::sum4(out, h.out + t * h.v_stride + r0);
+      }
+      for (int r = 0; r < kGroup; ++r) {
+        x[r] = I::fma(decay, x[r], I::mul(d[r], k));
+        out[r] = I::fma(x[r], q, out[r]);
+        if (next == Next::token) dot[r] = I::fma(x[r], kd, dot[r]);
+      }
+      if (stored) {
+        for (int r = 0; r < kGroup; ++r) store_at<I>(slot[r], j, full, tail, x[r]);
+      }
+      if (keep) {
+        for (int r = 0; r < kGroup; ++r) I::store(copy[r] + j * I::W, x[r]);
+      }
+    }
+    change_of(h, next_t, next == Next::token ? r0 : after, dot, change);
+    I::sum4(out, h.out + t * h.v_stride + r0);
+  }
+
+  template <Next next, Work work>
+  static void pass(const Head& h, int t, int64_t r0, float* change) {
+    if (h.slots[t]) return pass<next, true, work>(h, t, r0, change);
+    return pass<next, false, work>(h, t, r0, change);
+  }
+
+  static void pass(const Head& h, int t, int64_t r0, float* change) {
+    if (t + 1 < h.tokens) return pass<Next::token, Work::call>(h, t, r0, change);
+    if (h.carried) return pass<Next::group, Work::blocks>(h, t, r0, change);
+    return pass<Next::group, Work::call>(h, t, r0, change);
+  }
+
+  static void run(const Head& h) {
+    float change[2][kGroup];
+    for (int i = 0; i < 2 && i * kGroup < h.dv; ++i) start(h, i * kGroup, change[i]);
+    if (h.tokens == 1 && h.source && h.slots[0] == h.source && !h.carried) {
+      for (int64_t r0 = 0; r0 < h.dv; r0 += kGroup) pass<Next::group, true, Work::decode>(h, 0, r0, change[r0 / kGroup % 2]);
+      return;
+    }
+    for (int64_t r0 = 0; r0 < h.dv; r0 += 2 * kGroup) {
+      const int groups = r0 + kGroup < h.dv ? 2 : 1;
+      for (int t = 0; t < h.tokens; ++t) {
+        for (int i = 0; i < groups; ++i) pass(h, t, r0 + i * kGroup, change[i]);
       }
     }
   }
@@ -155,13 +198,8 @@ struct HeadKernel {
 
 template <class I, class S, bool VectorDecay>
 void head_of(const Head& h) {
-  const bool single = h.tokens == 1 && h.source && h.slots[0] && !h.carried;
-  if (h.dk == 128 && h.dv % kGroup == 0) {
-    if (single) return HeadKernel<I, S, VectorDecay, 128, true>::run(h);
-    return HeadKernel<I, S, VectorDecay, 128, false>::run(h);
-  }
-  if (single) return HeadKernel<I, S, VectorDecay, 0, true>::run(h);
-  return HeadKernel<I, S, VectorDecay, 0, false>::run(h);
+  if (h.dk == 128 && h.dv % kGroup == 0) return HeadKernel<I, S, VectorDecay, 128>::run(h);
+  return HeadKernel<I, S, VectorDecay, 0>::run(h);
 }
 
 template <class I, class S>
