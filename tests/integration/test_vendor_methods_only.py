@@ -14,6 +14,8 @@ import pytest
 
 from qwen_npu.bundle import Bundle, open_bundle
 from qwen_npu.data import image_path, notebooks_dir, tiny_checkpoint
+from qwen_npu.nightly.runner import run_one
+from qwen_npu.nightly.verdict import Verdict
 from qwen_npu.runtime.session import Session
 
 FACADE = Path(__file__).parent / "facade"
@@ -86,12 +88,14 @@ def test_cli(bundle: Bundle) -> None:
 
 
 @pytest.mark.full
-def test_notebook(bundle: Bundle, tmp_path: Path) -> None:
+def test_notebook(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
     notebook = notebooks_dir() / "03_decode_residency.ipynb"
-    command = [sys.executable, "-m", "papermill", str(notebook), str(tmp_path / "out.ipynb"), "--no-progress-bar"]
-    command += ["-p", "driver", "mindspore_lite", "-p", "bundle_name", str(CHECKPOINT), "-p", "steps", "3"]
-    subprocess.run(command, env=environment(), check=True, capture_output=True, cwd=tmp_path)
-    cells = json.loads((tmp_path / "out.ipynb").read_text(encoding="utf-8"))["cells"]
+    chosen = {"driver": "mindspore_lite", "bundle_name": str(CHECKPOINT), "steps": 3}
+    result = run_one(notebook, tmp_path / "out", **chosen)
+    assert result.verdict is Verdict.PASS, result.reason
+    cells = json.loads((tmp_path / "out/items/03_decode_residency/notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     printed = "".join(
         "".join(output.get("text", "")) for cell in cells for output in cell.get("outputs", ()) if "text" in output
     )
