@@ -19,13 +19,14 @@ EXIT_FINE, EXIT_VERDICT, EXIT_MISTAKE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
-    options = _parser().parse_args(arguments)
+    options = argparse.Namespace(command="")
     try:
+        options = _parser().parse_args(arguments)
         code: int = options.run(options)
         sys.stdout.flush()
     except WorkbenchError as error:
         where = f"({type(error).__name__}: see data/troubleshooting.md)"
-        print(f"qwen-npu {options.command}: {error} {where}", file=sys.stderr)
+        print(f"{f'qwen-npu {options.command}'.rstrip()}: {error} {where}", file=sys.stderr)
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         return 130

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,13 +157,21 @@ def write_csv(ledger: Ledger, path: str | Path, table: str = "events") -> Path:
 @contextmanager
 def whole_file(target: Path) -> Iterator[TextIO]:
     """A file that is there whole or not at all: written beside its place, then renamed."""
-    scratch = target.with_name(target.name + ".part")
+    if target.exists() and not target.is_file():
+        raise LedgerError(f"{target} is no regular file", expected="a new file, or one to replace")
+    scratch: Path | None = None
     try:
-        with scratch.open("w", encoding="utf-8", newline="") as file:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        scratch = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             yield file
+        scratch.chmod(0o644)
         scratch.replace(target)
-    except OSError as error:
-        raise LedgerError(f"{target} cannot be written: {error}", expected="a writable place") from error
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{str(target)!r} cannot be written: {error}", expected="a writable place") from error
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
 
 
 def _spans(events: list[Event], us: Any) -> list[dict[str, Any]]:

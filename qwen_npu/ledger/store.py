@@ -105,6 +105,8 @@ class Ledger:
         LedgerError: the file cannot be written, or is something other than a ledger.
     """
 
+    _claimed: Path | None = None  # the file that nobody else records to meanwhile
+
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._writable = True
@@ -121,6 +123,8 @@ class Ledger:
             self._connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         else:
             self._connection = _create_file(self.path)
+            self._claimed = self.path.resolve()
+            _being_recorded.add(self._claimed)
         with self._lock, _explained(self.path):
             for table, columns in _TABLES.items():
                 self._connection.execute(f"CREATE TABLE {table} ({columns})")
@@ -144,10 +148,16 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _no_longer_recorded(self) -> None:
+        if self._claimed is not None:
+            _being_recorded.discard(self._claimed)
+            self._claimed = None
+
     def __del__(self) -> None:
         stop = getattr(self, "_stop", None)
-        if stop is not None:
+        if stop is not None:  # a recording, not a reader of one
             stop.set()
+            self._no_longer_recorded()
         connection = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()
@@ -193,6 +203,7 @@ class Ledger:
         self._write()
         self._writable = False
         self._stop.set()
+        self._no_longer_recorded()
         if self.path is not None and self._connection is not None:
             with _explained(self.path):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -517,13 +528,16 @@ _encode = _encoder()
 # files
 
 
+_being_recorded: set[Path] = set()
+
+
 def _create_file(path: Path) -> sqlite3.Connection:
-    if path.exists():
-        if path.stat().st_size:
-            _open_file(path, check=False).close()  # refuses what is not a ledger
-        path.unlink()
-    for suffix in ("-wal", "-shm", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    try:
+        _make_room(path)
+    except (OSError, ValueError) as error:
+        raise LedgerError(
+            f"a ledger cannot be written to {str(path)!r}: {error}", expected="a writable place"
+        ) from None
     if not path.parent.is_dir():
         raise LedgerError(
             f"the directory of the ledger {path} does not exist",
@@ -536,6 +550,24 @@ def _create_file(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
     return connection
+
+
+def _make_room(path: Path) -> None:
+    """Takes away an earlier ledger, and nothing else: what else lies there is somebody's."""
+    if path.exists() and not path.is_file():
+        raise LedgerError(f"{path} is no regular file", expected="a new file, or an earlier ledger to replace")
+    if path.resolve() in _being_recorded:
+        raise LedgerError(f"{path} is being recorded", expected="a file for each recording", fix="name another one")
+    log_files = [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+    if path.exists():
+        if path.stat().st_size:
+            _open_file(path, check=False).close()  # refuses what is not a ledger
+        path.unlink()
+        for log in log_files:
+            log.unlink(missing_ok=True)
+    for log in log_files:
+        if log.exists():
+            raise LedgerError(f"{log} stands where the log of {path.name} goes", expected="a name that is free")
 
 
 def _open_file(path: Path, *, check: bool = True) -> sqlite3.Connection:

@@ -16,7 +16,7 @@ import numpy as np
 from qwen_npu.errors import UsageError
 from qwen_npu.ledger import slots as slot_books
 from qwen_npu.ledger.events import Buffer, Source
-from qwen_npu.ledger.store import Ledger
+from qwen_npu.ledger.store import Ledger, StepRow
 from qwen_npu.ledger.timeline import Life, Move, Timeline, Use
 
 
@@ -264,13 +264,18 @@ def replay(ledger: Ledger) -> dict[str, Any]:
     start = rows[0][1] if rows else 0
     return {
         "text": "".join(step.text for step in steps),
-        "tokens": [step.token for step in steps if step.token is not None],
+        "tokens": [token for step in steps for token in _tokens(step)],
         "steps": [
-            {"stage": step.stage, "step": step.step, "token": step.token, "text": step.text}
+            {"stage": step.stage, "step": step.step, "token": step.token, "tokens": _tokens(step), "text": step.text}
             | {"predict_ms": step.predict_ms, "wall_ms": step.wall_ms, "at_ms": (ends[step.seq] - start) / 1e6}
             for step in steps
         ],
     }
+
+
+def _tokens(step: StepRow) -> list[int]:
+    """What a step added to the answer: a verify its accepted drafts and one token more."""
+    return list(step.tokens or ([] if step.token is None else [step.token]))
 
 
 def first_nonfinite(ledger: Ledger) -> dict[str, Any] | None:

@@ -56,6 +56,18 @@ class Turn:
     first_bad: Night
 
 
+def _refuse_what_is_none(path: Path) -> None:
+    """Other files stay as they are: a ledger and another program's database are SQLite, too."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {"meta", "runs", "verdicts", "records"} <= tables:
+        raise UsageError(
+            f"{path} is no history: it has the tables {sorted(tables)}", expected="a new file, or a history"
+        )
+
+
 class History:
     """The nights in `path`; made where it is missing.
 
@@ -66,6 +78,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            _refuse_what_is_none(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=30.0)
             with self._connection:

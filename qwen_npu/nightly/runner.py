@@ -20,6 +20,7 @@ from qwen_npu.nightly.baseline import Baseline, read_baseline
 from qwen_npu.nightly.environment import environment
 from qwen_npu.nightly.execution import Execution, digest_of, now, recorded_processes
 from qwen_npu.nightly.files import prepare_out, read_json, write_json
+from qwen_npu.nightly.history import History
 from qwen_npu.nightly.processes import sweep
 from qwen_npu.nightly.report import write_page, write_report
 from qwen_npu.nightly.suite import Item, Suite, load_suite
@@ -66,6 +67,8 @@ def run_suite(
         plan = plan.select(tags, items)
     if jobs is not None and jobs < 1:
         raise UsageError(f"jobs is {jobs}", expected="a number from 1")
+    if history is not None:
+        History(Path(history)).close()  # a file that is none must not cost a night
     out = Path(out_dir).absolute()
     prepare_out(out)
     with _locked(out), _stop_on_signals() as stopped:

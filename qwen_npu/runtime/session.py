@@ -67,6 +67,8 @@ class Session:
         speculate: int = 0,
         peek: bool = False,
     ) -> None:
+        if isinstance(bundle, (str, Path)):
+            raise UsageError(f"a session of {str(bundle)!r}", expected=f"a bundle: qn.open_bundle({str(bundle)!r})")
         _one_of("state", state, ("resident", "host"))
         _one_of("kv", kv, ("fixed", "growing"))
         _one_of("numerics", numerics, NUMERICS)
@@ -77,6 +79,7 @@ class Session:
             )
         if not 0 <= speculate <= MOST_DRAFTS:
             raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
+        self._closed = False
         self.notes: tuple[str, ...] = ()
         self.package = driver
         opened = open_driver(driver, device)
@@ -116,9 +119,14 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Frees the states and the device."""
+        """Frees the states and the device; the session is of no use afterwards."""
+        self._closed = True
         self._release_states()
         self.driver.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise StateError("the session is closed", expected="an open one", fix="make a new Session of the bundle")
 
     def generate(self, prompt: str | Sequence[int] | Feed, image: Any = None, **options: Any) -> GenerateResult:
         """Runs a generation to its end; arguments as `stream`."""
@@ -150,6 +158,7 @@ class Session:
             logits: give each step's logits.
             drafter: where drafts come from (with `speculate`); prompt lookup if not given.
         """
+        self._refuse_if_closed()
         if force_tokens is not None:
             if self.speculate:
                 raise UsageError("force_tokens with speculate", expected="one of them")
@@ -173,6 +182,7 @@ class Session:
 
     def group(self, *, drafts: int, sequences: int = 1, poison: bool = True) -> SpeculativeGroup:
         """Several sequences that decode together with up to `drafts` drafts each; free it when done."""
+        self._refuse_if_closed()
         return SpeculativeGroup(self.context, drafts=drafts, sequences=sequences, poison=poison)
 
     def read_states(self) -> StateArrays:

@@ -59,6 +59,7 @@ def _summary(options: argparse.Namespace) -> int:
         raise UsageError("--html without --view", expected=f"--view with one of {', '.join(VIEWS)}")
     if options.view:
         if options.html:
+            _not_itself(options.html, options.ledger)
             with whole_file(options.html) as page:
                 page.write(getattr(views, options.view)(ledger).to_html(include_plotlyjs=True))
         rows = getattr(views, f"{options.view}_table")(ledger)
@@ -73,11 +74,18 @@ def _summary(options: argparse.Namespace) -> int:
     return EXIT_FINE if all(check["ok"] for check in facts["checks"]) else EXIT_VERDICT
 
 
+def _not_itself(out: Path, ledger: Path) -> None:
+    if out.exists() and out.samefile(ledger):
+        raise UsageError(f"{out} is the ledger itself", expected="another file to write to")
+
+
 def _trace(options: argparse.Namespace) -> int:
     from qwen_npu.ledger.export import write_csv, write_trace
     from qwen_npu.ledger.store import open_ledger
 
     ledger = open_ledger(options.ledger)
+    if options.out:
+        _not_itself(options.out, options.ledger)
     if options.csv:
         path = write_csv(ledger, options.out or options.ledger.with_suffix(f".{options.csv}.csv"), options.csv)
     else:
