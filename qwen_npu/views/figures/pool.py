@@ -11,6 +11,7 @@ from qwen_npu.errors import UsageError
 from qwen_npu.ledger.slots import Slot, history
 from qwen_npu.ledger.store import Ledger, Peek
 from qwen_npu.views import theme
+from qwen_npu.views.figures.marks import mark_nonfinite
 from qwen_npu.views.theme import Table
 
 NORM = "pool.norm"
@@ -49,20 +50,9 @@ def pool_states(ledger: Ledger, name: str = NORM) -> go.Figure:
             ygap=1,
         )
     )
-    bad = np.argwhere(~np.isfinite(values))
-    if len(bad):
-        figure.add_trace(
-            go.Scatter(
-                x=bad[:, 1],
-                y=bad[:, 0],
-                mode="markers",
-                marker={"symbol": "x", "size": 7, "color": theme.VERMILION},
-                hovertext=[f"{html.escape(rows[row])}<br>{columns[at]}: {values[row, at]}" for row, at in bad],
-                hoverinfo="text",
-                name="not finite",
-                showlegend=False,
-            )
-        )
+    bad = mark_nonfinite(
+        figure, values, lambda row, at: f"{html.escape(rows[row])}<br>{columns[at]}: {values[row, at]}"
+    )
     figure.update_xaxes(
         title="layer (its heads side by side)",
         tickvals=[layer * heads + (heads - 1) / 2 for layer in range(layers)],

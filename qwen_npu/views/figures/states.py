@@ -14,6 +14,7 @@ from qwen_npu.ledger.timeline import Timeline
 from qwen_npu.views import theme
 from qwen_npu.views.figures import axis
 from qwen_npu.views.figures.kv import kv_growth_table
+from qwen_npu.views.figures.marks import mark_nonfinite
 from qwen_npu.views.theme import Table
 
 NORM = "recurrent.norm"
@@ -225,20 +226,7 @@ def _heatmap(
             hovertemplate=f"%{{text}}, step %{{customdata}}<br>{what} %{{z:.6g}}<extra></extra>",
         )
     )
-    bad = np.argwhere(~np.isfinite(values))
-    if len(bad):
-        figure.add_trace(
-            go.Scatter(
-                x=bad[:, 1],
-                y=bad[:, 0],
-                mode="markers",
-                marker={"symbol": "x", "size": 8, "color": theme.VERMILION},
-                hovertext=[f"{rows[row]}, step {texts[step]}: {values[row, step]}" for row, step in bad],
-                hoverinfo="text",
-                name="not finite",
-                showlegend=False,
-            )
-        )
+    bad = mark_nonfinite(figure, values, lambda row, step: f"{rows[row]}, step {texts[step]}: {values[row, step]}")
     at, names = axis.thinned(ticks)
     figure.update_xaxes(
         title="step", tickvals=at, ticktext=names, showgrid=False, zeroline=False, range=[-0.5, len(ticks) - 0.5]
