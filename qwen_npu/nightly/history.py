@@ -56,7 +56,7 @@ class Turn:
     first_bad: Night
 
 
-def _refuse_what_is_none(path: Path) -> None:
+def _refuse_other_files(path: Path) -> None:
     """Other files stay as they are: a ledger and another program's database are SQLite, too."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return
@@ -78,7 +78,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            _refuse_what_is_none(path)
+            _refuse_other_files(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=30.0)
             with self._connection:

@@ -16,6 +16,7 @@ from qwen_npu.driver import DRIVERS
 from qwen_npu.driver.mslite import parse_device
 from qwen_npu.errors import UsageError
 from qwen_npu.planner import DEVICES
+from qwen_npu.runtime.context import KV_POLICIES, STATE_PLACES
 from qwen_npu.runtime.speculative import MOST_DRAFTS
 from qwen_npu.spec import NUMERICS, PRESETS, ModelSpec
 
@@ -101,8 +102,8 @@ RULES: dict[type, dict[str, Rule]] = {
         **dict.fromkeys(("picture", "second_picture"), _picture),
         "device": _device,
         "driver": _one_of(*DRIVERS),
-        "state": _one_of("resident", "host"),
-        "kv": _one_of("fixed", "growing"),
+        "state": _one_of(*STATE_PLACES),
+        "kv": _one_of(*KV_POLICIES),
         **dict.fromkeys(("numerics", "before_numerics", "after_numerics"), _one_of(*NUMERICS)),
         "card": _one_of(*DEVICES),
     },

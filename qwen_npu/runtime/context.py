@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from qwen_npu.driver.recording import RecordingDriver
 from qwen_npu.errors import UsageError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 StatePlace = Literal["resident", "host"]
 KvPolicy = Literal["fixed", "growing"]
+STATE_PLACES: tuple[StatePlace, ...] = get_args(StatePlace)
+KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 
 
 @dataclass(frozen=True)

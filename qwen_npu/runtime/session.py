@@ -15,7 +15,7 @@ from qwen_npu.driver import open_driver
 from qwen_npu.driver.protocol import Driver
 from qwen_npu.driver.recording import RecordingDriver
 from qwen_npu.errors import StateError, UsageError
-from qwen_npu.runtime.context import KvPolicy, RunContext, StatePlace
+from qwen_npu.runtime.context import KV_POLICIES, STATE_PLACES, KvPolicy, RunContext, StatePlace
 from qwen_npu.runtime.drafts import Drafter
 from qwen_npu.runtime.generation import Generation
 from qwen_npu.runtime.images import PreparedImage
@@ -69,8 +69,8 @@ class Session:
     ) -> None:
         if isinstance(bundle, (str, Path)):
             raise UsageError(f"a session of {str(bundle)!r}", expected=f"a bundle: qn.open_bundle({str(bundle)!r})")
-        _one_of("state", state, ("resident", "host"))
-        _one_of("kv", kv, ("fixed", "growing"))
+        _one_of("state", state, STATE_PLACES)
+        _one_of("kv", kv, KV_POLICIES)
         _one_of("numerics", numerics, NUMERICS)
         if speculate and (state, kv) != ("resident", "fixed"):
             raise UsageError(
@@ -177,6 +177,7 @@ class Session:
 
     def embed(self, image: PreparedImage) -> np.ndarray:
         """`image_embeds` [tokens of the picture, hidden]: the vision stage alone."""
+        self._refuse_if_closed()
         with stage_of(self.context, "vision", image.grid) as model:
             return run_vision(self.driver, model, image.pixel_values)
 
@@ -205,6 +206,7 @@ class Session:
         """Records what happens inside the block into a ledger: a file, or memory without a path."""
         from qwen_npu.ledger.store import Ledger
 
+        self._refuse_if_closed()
         ledger = Ledger(path)
         for key, value in self._describe().items():
             ledger.set_meta(key, value)

@@ -99,6 +99,8 @@ def test_a_closed_session_says_so() -> None:
         session.generate("hi")
     with pytest.raises(StateError, match="closed"):
         session.group(drafts=2)
+    with pytest.raises(StateError, match="closed"), session.record():
+        pass
 
 
 def test_a_replay_tells_accepted_drafts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 
+from qwen_npu.runtime.context import KV_POLICIES, STATE_PLACES
 from qwen_npu.views.live import lanes, norms, panes, pool
 from qwen_npu.views.live.curves import Curves
 from qwen_npu.views.live.grid import Grid, Picture
@@ -40,8 +41,8 @@ class Panel:
         self.thumbnail = w.Image(value=b"", format="png", layout=w.Layout(height="96px", object_fit="contain"))
         devices = tuple(dict.fromkeys((settings.device, "ascend:0", "cpu")))
         self.device = w.Dropdown(options=devices, value=settings.device, description="device")
-        self.state = w.Dropdown(options=("resident", "host"), value=settings.state, description="state")
-        self.kv = w.Dropdown(options=("fixed", "growing"), value=settings.kv, description="KV")
+        self.state = w.Dropdown(options=STATE_PLACES, value=settings.state, description="state")
+        self.kv = w.Dropdown(options=KV_POLICIES, value=settings.kv, description="KV")
         self.numerics = w.Dropdown(options=("device", "f32"), value=settings.numerics, description="numerics")
         self.drafts = w.BoundedIntText(value=settings.speculate, min=0, max=7, description="drafts")
         self.tokens = w.BoundedIntText(value=settings.max_new_tokens, min=1, max=100_000, description="tokens")
