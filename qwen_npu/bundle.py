@@ -32,6 +32,8 @@ PREFILLS: tuple[GraphName, ...] = ("prefill", "prefill_all")
 SCHEMA = 1
 MANIFEST = "manifest.json"
 DEFAULT_CAPACITY_TOKENS = 1024
+MOST_TOKENS = 262_144
+"""Of a KV cache: `max_position_embeddings` of the published models."""
 DEFAULT_BUCKETS_TOKENS = (32, 64, 128, 256, 512)
 DEFAULT_GRIDS: tuple[Grid, ...] = ((8, 8),)
 OPTIONS_FILE = "qwen_npu.json"
@@ -321,16 +323,17 @@ def _options(
         if file.is_file():
             try:
                 grids = json.loads(file.read_text(encoding="utf-8")).get("grids", grids)
-            except (ValueError, AttributeError):
+            except (OSError, ValueError, AttributeError):
                 raise CheckpointError(f"{file} cannot be read", expected='JSON such as {"grids": [[8, 8]]}') from None
     lengths = tuple(sorted(set(DEFAULT_BUCKETS_TOKENS if buckets is None else buckets)))
     tokens = DEFAULT_CAPACITY_TOKENS if capacity is None else capacity
     chosen = _grids(grids)
     if not chosen or len(set(chosen)) < len(chosen):
         raise UsageError(f"grids are {list(chosen)}", expected="at least one, each once")
-    if tokens < 2 or not lengths or lengths[0] < 1 or lengths[-1] > tokens:
+    if not 2 <= tokens <= MOST_TOKENS or not lengths or lengths[0] < 1 or lengths[-1] > tokens:
         raise UsageError(
-            f"capacity {tokens} with buckets {list(lengths)}", expected="positive lengths, no bucket above the capacity"
+            f"capacity {tokens} with buckets {list(lengths)}",
+            expected=f"positive lengths, no bucket above the capacity, a capacity of at most {MOST_TOKENS:,} tokens",
         )
     return {"grids": chosen, "capacity": tokens, "buckets": lengths}
 

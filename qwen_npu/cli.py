@@ -20,21 +20,38 @@ EXIT_FINE, EXIT_VERDICT, EXIT_MISTAKE = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     options = argparse.Namespace(command="")
+    _prepare_output()
     try:
         options = _parser().parse_args(arguments)
         code: int = options.run(options)
         sys.stdout.flush()
     except WorkbenchError as error:
-        where = f"({type(error).__name__}: see data/troubleshooting.md)"
-        print(f"{f'qwen-npu {options.command}'.rstrip()}: {error} {where}", file=sys.stderr)
-        return EXIT_MISTAKE
+        return _mistake(options, f"{error} ({type(error).__name__}: see data/troubleshooting.md)")
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # the reader of our output has left (head, less): say nothing, and keep the interpreter from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FINE
+    except OSError as error:
+        # a full disk or a directory that may not be written, wherever it is met
+        return _mistake(options, f"the system refused: {error}. What to do: free the disk, or name another place.")
     return code
+
+
+def _prepare_output() -> None:
+    """An answer may hold any character and a caller may have closed the output: neither is an error of ours."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 (as long as we run)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _mistake(options: argparse.Namespace, text: str) -> int:
+    print(f"{f'qwen-npu {options.command}'.rstrip()}: {text}", file=sys.stderr)
+    return EXIT_MISTAKE
 
 
 def _parser() -> argparse.ArgumentParser:

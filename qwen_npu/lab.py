@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -118,6 +119,24 @@ def write_settings(folder: Path) -> None:
     path.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}), encoding="utf-8")
 
 
+def check_address(ip: str, port: int) -> None:
+    """Refuses what no server can listen on, before one is made.
+
+    Raises:
+        UsageError: no address of this machine, or no port.
+    """
+    if not 1 <= port <= 65535:
+        raise UsageError(f"the port is {port}", expected="1..65535")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as trial:
+            trial.bind((ip or "no address", 0))
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"the address {ip!r} cannot be listened on: {error}",
+            expected="127.0.0.1, or the address of one network interface",
+        ) from None
+
+
 def is_loopback(ip: str) -> bool:
     if ip == "localhost":
         return True
@@ -129,8 +148,7 @@ def is_loopback(ip: str) -> bool:
 
 def _lab(options: argparse.Namespace) -> int:
     folder = notebooks_to_open(options.notebooks)
-    if not options.ip:
-        raise UsageError("the address is empty", expected="127.0.0.1, or the address of one network interface")
+    check_address(options.ip, options.port)
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(24)
     with tempfile.TemporaryDirectory(prefix="qwen-npu-lab-") as private:
         write_kernel(Path(private))

@@ -6,12 +6,13 @@ Knows nothing of graphs, files of weights or devices.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from qwen_npu.errors import CheckpointError, UsageError
 
@@ -19,6 +20,8 @@ LayerType = Literal["linear_attention", "full_attention"]
 Numerics = Literal["device", "f32"]
 
 NUMERICS: tuple[Numerics, ...] = ("device", "f32")
+MOST_PATCHES = 65_536
+"""Of one picture: 16,777,216 pixels, the most that the published models' processor takes, in patches of 16 x 16."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +154,10 @@ class ModelSpec:
         """Rows of `image_embeds` for a grid of (rows, columns) of patches; both must be even."""
         rows, columns = grid
         merge = self.vision.merge
-        if rows <= 0 or columns <= 0 or rows % merge or columns % merge:
+        if rows <= 0 or columns <= 0 or rows % merge or columns % merge or rows * columns > MOST_PATCHES:
             raise UsageError(
                 f"a vision grid of {rows}x{columns} patches cannot be merged {merge}x{merge}",
-                expected=f"both sides positive multiples of {merge}",
+                expected=f"both sides positive multiples of {merge}, at most {MOST_PATCHES:,} patches",
             )
         return rows * columns // merge**2
 
@@ -180,16 +183,21 @@ class ModelSpec:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], end_tokens: tuple[int, ...] = ()) -> ModelSpec:
         """Builds the spec from a parsed `config.json`; `end_tokens` are added to its own."""
-        if config.get("model_type") != "qwen3_5":
-            raise CheckpointError(
-                f"model_type is {config.get('model_type')!r}", expected="'qwen3_5'", fix="point to a Qwen3.5 checkpoint"
-            )
+        kind = config.get("model_type") if isinstance(config, Mapping) else type(config).__name__
+        if kind != "qwen3_5":
+            raise CheckpointError(f"model_type is {kind!r}", expected="'qwen3_5'", fix="point to a Qwen3.5 checkpoint")
         try:
             spec = _parse(config, end_tokens)
         except KeyError as error:
             raise CheckpointError(
                 f"the configuration has no {error.args[0]!r}", expected="a complete Qwen3.5 config.json"
             ) from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"the configuration does not make sense: {error}", expected="a Qwen3.5 config.json"
+            ) from None
+        for part in (spec, spec.vision):
+            _check_numbers(part)
         spec._check()
         return spec
 
@@ -197,11 +205,9 @@ class ModelSpec:
         def refuse(problem: str, expected: str) -> None:
             raise CheckpointError(problem, expected=expected)
 
-        unknown = set(self.layer_types) - {"linear_attention", "full_attention"}
+        unknown = [kind for kind in self.layer_types if kind not in get_args(LayerType)]
         if unknown or not self.layer_types:
-            refuse(
-                f"layer_types holds {sorted(unknown)}", "linear_attention and full_attention only, at least one layer"
-            )
+            refuse(f"layer_types holds {unknown}", "linear_attention and full_attention only, at least one layer")
         if not self.linear_layers or not self.full_layers:
             refuse(
                 "layer_types has one kind of layer only", "at least one linear and one full layer, as every Qwen3.5 has"
@@ -273,6 +279,29 @@ def preset(name: str) -> ModelSpec:
     )
 
 
+def _check_numbers(part: ModelSpec | VisionSpec) -> None:
+    """Every size is a whole number from 1, every token id one from 0, every other number finite and above 0."""
+    for entry in dataclasses.fields(part):
+        value = getattr(part, entry.name)
+        if entry.type == "int":
+            least = 0 if entry.name in _TOKEN_IDS else 1
+            fine = type(value) is int and least <= value < 2**31
+        elif entry.type == "float":
+            fine = type(value) in (int, float) and math.isfinite(value) and value > 0
+        elif entry.name == "end_tokens":
+            fine = all(type(token) is int for token in value)
+        else:
+            continue
+        if not fine:
+            raise CheckpointError(
+                f"the configuration gives {value!r} for {entry.name} of the {type(part).__name__}",
+                expected="a positive number",
+            )
+
+
+_TOKEN_IDS = frozenset({"image_token", "vision_start", "vision_end", "pad_token"})
+
+
 def _half_bytes(numerics: Numerics) -> int:
     return 2 if numerics == "device" else 4
 
@@ -280,9 +309,9 @@ def _half_bytes(numerics: Numerics) -> int:
 def _generation_end_tokens(directory: Path) -> tuple[int, ...]:
     try:
         generation = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _as_tokens(generation.get("eos_token_id"))
+    except (OSError, ValueError, TypeError, AttributeError):
         return ()
-    return _as_tokens(generation.get("eos_token_id"))
 
 
 def _as_tokens(value: Any) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_npu.errors import UsageError
+
 if TYPE_CHECKING:
     from qwen_npu.doctor.checks import Line
     from qwen_npu.doctor.probe import Answer
@@ -25,8 +27,8 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument(
         "--probe-device", action="store_true", help="ask the device what the emulator only has from reading"
     )
-    parser.add_argument("--driver", default="auto", choices=("auto", "emulator", "mindspore_lite"))
-    parser.add_argument("--device", default="ascend:0", metavar="ascend:N")
+    parser.add_argument("--driver", choices=("auto", "emulator", "mindspore_lite"), help="to probe (default: auto)")
+    parser.add_argument("--device", metavar="ascend:N", help="to probe (default: ascend:0)")
     parser.add_argument("--converter", type=Path, metavar="FILE", help="for the probe's graphs: converter_lite")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the probe's report (default: ./probe-<driver>.json)")
     parser.set_defaults(run=_doctor)
@@ -36,6 +38,10 @@ def _doctor(options: argparse.Namespace) -> int:
     from qwen_npu.doctor.checks import examine
     from qwen_npu.doctor.machine import Machine
 
+    if not options.probe_device:
+        for name in ("driver", "device", "converter", "out"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name} without --probe-device", expected="both: it says what is probed, and how")
     lines = examine(Machine())
     failed = any(line.status == "fail" for line in lines)
     if not options.probe_device:
@@ -49,19 +55,20 @@ def _probe(options: argparse.Namespace, lines: Sequence[Line]) -> int:
     from qwen_npu.doctor.probe import probe, report
     from qwen_npu.driver import choose_driver
 
-    driver, why = choose_driver(options.driver)
+    driver, why = choose_driver(options.driver or "auto")
+    device = options.device or "ascend:0"
     converter = None
     if driver != "emulator":
         converter = command_line(find_converter(options.converter), ascend=True)
     if not options.json:
-        print(f"{driver} on {options.device}: {why}\n")
+        print(f"{driver} on {device}: {why}\n")
     answers = probe(
         driver,
-        options.device,
+        device,
         converter=converter,
         progress=(lambda _: None) if options.json else (lambda answer: print(line_of(answer), flush=True)),
     )
-    place = report(answers, driver, options.device, lines, options.out or Path(f"probe-{driver}.json"))
+    place = report(answers, driver, device, lines, options.out or Path(f"probe-{driver}.json"))
     counts = {verdict: sum(answer.verdict == verdict for answer in answers) for verdict in _VERDICTS}
     if options.json:
         print(json.dumps({"report": str(place), **counts, "answers": [asdict(answer) for answer in answers]}))

@@ -31,10 +31,12 @@ def open_driver(driver: str | ModuleType | Driver, device: str) -> RecordingDriv
     parse_device(device)
     if isinstance(driver, ModuleType):
         return RecordingDriver(MsliteDriver(driver, device))
-    if not isinstance(driver, str):
+    if not isinstance(driver, str) and hasattr(driver, "load"):
         return RecordingDriver(driver)
     if driver not in DRIVERS:
-        raise DriverError(f"unknown driver {driver!r}", expected=f"one of {', '.join(DRIVERS)}")
+        raise DriverError(
+            f"unknown driver {driver!r}", expected=f"one of {', '.join(DRIVERS)}, a module of the vendor's or a Driver"
+        )
     name, _ = choose_driver(driver)
     return RecordingDriver(MsliteDriver(_import(name), device))
 

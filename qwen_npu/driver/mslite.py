@@ -8,6 +8,7 @@ Only calls that the vendor's package has are made; what the emulator knows beyon
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -38,11 +39,11 @@ def parse_device(device: str) -> tuple[str, int]:
     Raises:
         DeviceError: any other text.
     """
-    target, _, number = device.partition(":")
     if device == "cpu":
         return "cpu", 0
-    if target == "ascend" and number.isdecimal() and int(number) < 1024:
-        return "ascend", int(number)
+    card = re.fullmatch(r"ascend:([0-9]{1,3})", device) if isinstance(device, str) else None
+    if card is not None:
+        return "ascend", int(card[1])
     raise DeviceError(
         f"unknown device {device!r}", expected="'ascend:N' with a card number, such as 'ascend:0', or 'cpu'"
     )

@@ -53,14 +53,20 @@ class WorkerDriver:
         self.inputs = Mapped(directory / "inputs.bin")
         self.outputs = Mapped(directory / "outputs.bin")
         self._rest = b""
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(python), str(Path(mslite_worker.__file__)), str(directory)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "GLOG_v": "3"},
-            )
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [str(python), str(Path(mslite_worker.__file__)), str(directory)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={**os.environ, "GLOG_v": "3"},
+                )
+        except OSError as error:
+            self._directory.cleanup()
+            raise DriverError(
+                f"{python} cannot be started: {error}", expected="a Python interpreter that has mindspore_lite"
+            ) from None
         try:
             self.version = str(self.call("hello")["version"])
         except DriverError:

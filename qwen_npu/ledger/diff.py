@@ -21,14 +21,14 @@ def diff(before: Ledger, after: Ledger) -> dict[str, Any]:
 
     Returns:
         `equal` (tokens, peeks, buffers and bytes; times never count), `meta` that differs, `buffers` and `peeks` as
-        only_before, only_after and changed, `first_token` and `first_peek` where the runs part, `traffic` totals that
-        differ, `timings` side by side.
+        only_before, only_after and changed, `peeked` (how many peeks both hold), `first_token` and `first_peek` where
+        the runs part, `traffic` totals that differ, `timings` side by side.
     """
     lines = [Timeline.of(before), Timeline.of(after)]
     held = [{entry["id"]: entry for entry in summary.buffers(timeline)} for timeline in lines]
     buffers = _sets(held[0], held[1], _COMPARED)
     tokens = _first_token(before, after)
-    peeks, first_peek = _peeks(before, after)
+    peeks, first_peek, compared = _peeks(before, after)
     sums = [summary.traffic(timeline) for timeline in lines]
     traffic = {
         direction: {"before": sums[0]["total"][direction], "after": sums[1]["total"][direction]}
@@ -41,6 +41,7 @@ def diff(before: Ledger, after: Ledger) -> dict[str, Any]:
         "meta": _meta(before, after),
         "first_token": tokens,
         "first_peek": first_peek,
+        "peeked": compared,
         "peeks": peeks,
         "buffers": buffers,
         "traffic": traffic,
@@ -108,7 +109,7 @@ def _first_token(before: Ledger, after: Ledger) -> dict[str, Any] | None:
     return None
 
 
-def _peeks(before: Ledger, after: Ledger) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _peeks(before: Ledger, after: Ledger) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
     one, other = _by_place(before), _by_place(after)
     changed: dict[str, dict[str, Any]] = {}
     first: dict[str, Any] | None = None
@@ -129,7 +130,7 @@ def _peeks(before: Ledger, after: Ledger) -> tuple[dict[str, Any], dict[str, Any
         "only_before": _lonely(one.keys(), other.keys()),
         "only_after": _lonely(other.keys(), one.keys()),
     }
-    return {**lonely, "changed": changed}, first
+    return {**lonely, "changed": changed}, first, len(one.keys() & other.keys())
 
 
 def _lonely(mine: Collection[tuple[int, int, str]], theirs: Collection[tuple[int, int, str]]) -> list[str]:

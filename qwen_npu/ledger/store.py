@@ -8,6 +8,7 @@ A live ledger and a recorded one are read by the same methods.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -108,6 +109,8 @@ class Ledger:
     _claimed: Path | None = None  # the file that nobody else records to meanwhile
 
     def __init__(self, path: str | Path | None = None) -> None:
+        if not isinstance(path, (str, Path, type(None))):
+            raise LedgerError(f"a ledger in {path!r}", expected="the path of a file, or None for memory")
         self.path = None if path is None else Path(path)
         self._writable = True
         self._lock = threading.RLock()
@@ -121,14 +124,13 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
         if self.path is None:
             self._connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+            self._make_tables(self._connection)
         else:
-            self._connection = _create_file(self.path)
+            with _replacing(self.path):
+                self._connection = _create_file(self.path)
+                self._make_tables(self._connection)
             self._claimed = self.path.resolve()
             _being_recorded.add(self._claimed)
-        with self._lock, _explained(self.path):
-            for table, columns in _TABLES.items():
-                self._connection.execute(f"CREATE TABLE {table} ({columns})")
-        self.set_meta("schema", SCHEMA)
         self.set_meta("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
         self.set_meta("started_ns", time.perf_counter_ns())
         if self.path is not None:
@@ -147,6 +149,16 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _make_tables(self, connection: sqlite3.Connection) -> None:
+        with _explained(self.path):
+            try:
+                for table, columns in _TABLES.items():
+                    connection.execute(f"CREATE TABLE {table} ({columns})")
+                self.set_meta("schema", SCHEMA)
+            except BaseException:
+                connection.close()
+                raise
 
     def _no_longer_recorded(self) -> None:
         if self._claimed is not None:
@@ -532,12 +544,6 @@ _being_recorded: set[Path] = set()
 
 
 def _create_file(path: Path) -> sqlite3.Connection:
-    try:
-        _make_room(path)
-    except (OSError, ValueError) as error:
-        raise LedgerError(
-            f"a ledger cannot be written to {str(path)!r}: {error}", expected="a writable place"
-        ) from None
     if not path.parent.is_dir():
         raise LedgerError(
             f"the directory of the ledger {path} does not exist",
@@ -552,22 +558,50 @@ def _create_file(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _make_room(path: Path) -> None:
-    """Takes away an earlier ledger, and nothing else: what else lies there is somebody's."""
+@contextmanager
+def _replacing(path: Path) -> Iterator[None]:
+    """Puts an earlier ledger aside, and takes it away when the new one stands; without a new one it comes back."""
+    try:
+        aside = _put_aside(path)
+        try:
+            yield
+        except BaseException:
+            for file in _files_of(path):
+                file.unlink(missing_ok=True)
+            for old, file in zip(_files_of(aside), _files_of(path), strict=True):
+                if old.exists():
+                    old.replace(file)
+            raise
+        for old in _files_of(aside):
+            old.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise LedgerError(
+            f"a ledger cannot be written to {str(path)!r}: {error}", expected="a writable place"
+        ) from None
+
+
+def _put_aside(path: Path) -> Path:
+    """Renames an earlier ledger, and nothing else: what else lies there is somebody's. Gives its new name."""
     if path.exists() and not path.is_file():
         raise LedgerError(f"{path} is no regular file", expected="a new file, or an earlier ledger to replace")
     if path.resolve() in _being_recorded:
         raise LedgerError(f"{path} is being recorded", expected="a file for each recording", fix="name another one")
-    log_files = [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+    aside = path.with_name(f".{path.name}.{os.getpid()}.earlier")
     if path.exists():
         if path.stat().st_size:
             _open_file(path, check=False).close()  # refuses what is not a ledger
-        path.unlink()
-        for log in log_files:
-            log.unlink(missing_ok=True)
-    for log in log_files:
+        for file, old in zip(_files_of(path), _files_of(aside), strict=True):
+            if file.exists():
+                file.replace(old)
+    for log in _files_of(path)[1:]:
         if log.exists():
             raise LedgerError(f"{log} stands where the log of {path.name} goes", expected="a name that is free")
+    return aside
+
+
+def _files_of(path: Path) -> list[Path]:
+    """A ledger and the logs that SQLite keeps beside it while it is written."""
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
 def _open_file(path: Path, *, check: bool = True) -> sqlite3.Connection:

@@ -10,7 +10,7 @@ from typing import Any
 from qwen_npu.errors import UsageError
 from qwen_npu.nightly.files import read_json, write_json
 from qwen_npu.nightly.verdict import ItemResult
-from qwen_npu.records import DONE
+from qwen_npu.records import DONE, KINDS
 
 SCHEMA = 1
 
@@ -40,26 +40,44 @@ def read_baseline(folder: Path, item: str) -> Baseline | None:
     if not path.exists():
         return None
     facts = read_json(path)
-    if facts is None or facts.get("schema") != SCHEMA or not isinstance(facts.get("records"), dict):
+    records = facts.get("records") if facts is not None and facts.get("schema") == SCHEMA else None
+    if facts is None or not isinstance(records, dict) or not all(map(_is_record, records.values())):
         raise UsageError(
-            f"the baseline {path} cannot be used", expected=f"JSON of schema {SCHEMA}", fix="restore it from git"
+            f"the baseline {path} cannot be used",
+            expected=f"JSON of schema {SCHEMA}: records with value, kind and tol",
+            fix="restore it from git",
         )
     return Baseline(
         item=item,
         accepted=str(facts.get("accepted", "")),
         commit=str(facts.get("commit", "")),
         reason=str(facts.get("reason", "")),
-        records=facts["records"],
+        records=records,
     )
 
 
-def accept(folder: Path, result: ItemResult, reason: str) -> Path:
-    """Writes the records of `result` as the new baseline of its item. Records of kind info are left out: timings are
-    trend, never equality.
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or "value" not in record or record.get("kind", "exact") not in KINDS:
+        return False
+    numbers = [record.get("tol", 0.0), 0.0 if record.get("kind", "exact") == "exact" else record["value"]]
+    return all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers)
+
+
+def accept(folder: Path, results: Sequence[ItemResult], reason: str) -> list[Path]:
+    """Writes the records of `results` as the new baselines of their items: of all of them, or of none. Records of kind
+    info are left out: timings are trend, never equality.
 
     Raises:
         UsageError: no reason, or a run whose records are not whole.
     """
+    accepted = {baseline_path(folder, result.item): _accepted(result, reason) for result in results}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, facts in accepted.items():
+        write_json(path, facts)
+    return list(accepted)
+
+
+def _accepted(result: ItemResult, reason: str) -> dict[str, Any]:
     if not reason.strip():
         raise UsageError("a baseline needs a reason", expected="--reason 'why the new values are right'")
     names = [record["name"] for record in result.records]
@@ -76,20 +94,14 @@ def accept(folder: Path, result: ItemResult, reason: str) -> Path:
         for record in sorted(result.records, key=lambda record: str(record["name"]))
         if record["name"] != DONE and record["kind"] != "info"
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = baseline_path(folder, result.item)
-    write_json(
-        path,
-        {
-            "schema": SCHEMA,
-            "item": result.item,
-            "accepted": result.started[:10],
-            "commit": result.environment.get("commit", ""),
-            "reason": reason.strip(),
-            "records": records,
-        },
-    )
-    return path
+    return {
+        "schema": SCHEMA,
+        "item": result.item,
+        "accepted": result.started[:10],
+        "commit": result.environment.get("commit", ""),
+        "reason": reason.strip(),
+        "records": records,
+    }
 
 
 def compare(records: Sequence[Mapping[str, Any]], baseline: Baseline | None) -> tuple[list[dict[str, Any]], list[str]]:

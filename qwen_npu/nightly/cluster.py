@@ -108,10 +108,15 @@ class _Night:
             result.verdict, result.reason = Verdict.SKIPPED, f"needs an NPU card; no worker has the resource {RESOURCE}"
             self.run.done(result)
             return
+        try:
+            notebook = item.notebook.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            self.run.done(self._infra(item, f"its notebook cannot be read: {error}"))
+            return
         baseline = self.run.baselines[item.id]
         errand = {
             "item": item.model_dump(mode="json"),
-            "notebook": item.notebook.read_text(encoding="utf-8"),
+            "notebook": notebook,
             "baseline": vars(baseline) if baseline is not None else None,
             "run": self.run.id,
             "digest": self.run.digests[item.id],

@@ -149,7 +149,7 @@ def _nightly_accept(options: argparse.Namespace) -> int:
         if name not in known:
             raise UsageError(f"the run in {options.out} has no item {name!r}", expected=", ".join(sorted(known)))
     chosen = [known[name] for name in options.item] or results
-    paths = [accept(Path(run["baselines"]), result, options.reason) for result in chosen]
+    paths = accept(Path(run["baselines"]), chosen, options.reason)
     if options.json:
         print(json.dumps({"accepted": [str(path) for path in paths]}, ensure_ascii=False))
     else:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,6 +106,13 @@ class Execution:
         elif self._silent_s() > SILENCE_S:
             self._end_all("silence")
         return None
+
+    def broken(self, error: Exception) -> ItemResult:
+        """Ends the item whose start or end raised what nobody foresaw: that costs its verdict, not the night."""
+        self.stop()
+        result = self._result(Verdict.INFRA, f"the runner failed on this item: {type(error).__name__}: {error}")
+        result.log_tail = "".join(traceback.format_exception(error))
+        return result
 
     def stop(self) -> None:
         """Ends all processes of the item at once; leaves no verdict."""
@@ -371,7 +379,11 @@ def _short_directory() -> Path:
 
 def _jsonable(values: dict[str, Any]) -> dict[str, Any]:
     """Parameters for the verdict file, also those that were refused."""
-    return {name: json.loads(json.dumps(value, default=repr, allow_nan=True)) for name, value in values.items()}
+    try:
+        facts: dict[str, Any] = json.loads(json.dumps(values, default=repr, allow_nan=False))
+    except ValueError:  # no finite number, or a list within itself
+        facts = {name: repr(value) for name, value in values.items()}
+    return facts
 
 
 def _left_early(output: Path) -> str:

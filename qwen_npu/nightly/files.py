@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from qwen_npu.errors import NotebookError, UsageError
+
+LOCK = "run.lock"
+"""Held by the run that writes to the directory."""
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
@@ -59,6 +63,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def run_of(out: Path) -> dict[str, Any] | None:
+    """What the run.json of an output directory says, or None where no run of ours wrote one."""
+    facts = read_json(out / "run.json")
+    named = facts is not None and all(isinstance(facts.get(key), str) for key in ("run", "suite", "started"))
+    return facts if named and isinstance((facts or {}).get("items"), list) else None
+
+
 def prepare_out(out: Path) -> None:
     """Makes the output directory and proves that it can be written.
 
@@ -77,9 +88,9 @@ def prepare_out(out: Path) -> None:
             expected="a directory that can be written",
             fix="name another one with --out",
         ) from error
-    if names and not names & {"run.json", "run.lock"}:
+    if names - {LOCK} and run_of(out) is None:
         raise UsageError(
-            f"the output directory {out} holds other files ({', '.join(sorted(names)[:3])})",
+            f"the output directory {out} holds files of others ({', '.join(sorted(names)[:3])})",
             expected="an empty directory, or one of an earlier run",
             fix="name another one with --out",
         )
@@ -89,8 +100,10 @@ def plain_parameter(name: str, value: Any) -> Any:
     """The one conversion boundary of parameters: tuple -> list, Path -> text, NumPy scalar -> number.
 
     Raises:
-        NotebookError: any other type; papermill would turn it into text silently.
+        NotebookError: any other type, which papermill would turn into text silently; a number that is not finite.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotebookError(f"the parameter {name!r} is {value}", expected="a finite number")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Path):

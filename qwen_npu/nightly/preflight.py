@@ -72,6 +72,9 @@ def read_notebook(notebook: Path) -> dict[str, Any]:
         raise NotebookError(f"the notebook {notebook} cannot be read: {error}", expected="an .ipynb file") from error
     if not isinstance(document, dict) or document.get("nbformat") != 4 or not isinstance(document.get("cells"), list):
         raise NotebookError(f"{notebook} is not a notebook of format 4", expected="nbformat 4.5")
+    for index, cell in enumerate(document["cells"]):
+        if not isinstance(cell, dict) or not isinstance(cell.get("metadata", {}), dict):
+            raise NotebookError(f"{notebook}: cell {index} is no cell of a notebook", expected="nbformat 4.5")
     return document
 
 
@@ -85,7 +88,7 @@ def parameters(notebook: Path) -> dict[str, Parameter]:
     tagged = [
         (index, cell)
         for index, cell in enumerate(cells)
-        if cell.get("cell_type") == "code" and TAG in cell.get("metadata", {}).get("tags", [])
+        if cell.get("cell_type") == "code" and TAG in (cell.get("metadata", {}).get("tags") or [])
     ]
     if len(tagged) != 1:
         raise NotebookError(

@@ -19,10 +19,10 @@ from qwen_npu.errors import UsageError
 from qwen_npu.nightly.baseline import Baseline, read_baseline
 from qwen_npu.nightly.environment import environment
 from qwen_npu.nightly.execution import Execution, digest_of, now, recorded_processes
-from qwen_npu.nightly.files import prepare_out, read_json, write_json
+from qwen_npu.nightly.files import LOCK, prepare_out, read_json, run_of, write_json
 from qwen_npu.nightly.history import History
 from qwen_npu.nightly.processes import sweep
-from qwen_npu.nightly.report import write_page, write_report
+from qwen_npu.nightly.report import page_name, write_page, write_report
 from qwen_npu.nightly.suite import Item, Suite, load_suite
 from qwen_npu.nightly.verdict import ItemResult, Outcome, Verdict, read_verdict
 
@@ -92,21 +92,28 @@ class Run:
         self.started = now()
         self.results: dict[str, ItemResult] = {}
         self.unwritten: list[str] = []
-        earlier = read_json(out / "run.json")
+        earlier = run_of(out)
         self._sweep(earlier)
         if keep and earlier is not None and earlier.get("suite") == suite.name:
             # the same night goes on, also in the history
             self.id, self.started = earlier["run"], earlier["started"]
-        self.baselines: dict[str, Baseline | None] = {
-            item.id: read_baseline(suite.baselines, item.id) for item in suite.items
-        }
+        self.baselines: dict[str, Baseline | None] = {}
         self.digests = {item.id: digest_of(item, self.environment["commit"]) for item in suite.items}
         if keep:
             self._keep(failed)
         else:
-            self._clear()
-        self.todo = [item for item in suite.items if item.id not in self.results]
+            self._clear(earlier)
         self._write_run("")
+        self.todo = [item for item in suite.items if item.id not in self.results and self._can_be_judged(item)]
+
+    def _can_be_judged(self, item: Item) -> bool:
+        """Reads the item's baseline. A damaged one costs the item its verdict, and no other item anything."""
+        try:
+            self.baselines[item.id] = read_baseline(self.suite.baselines, item.id)
+        except UsageError as error:
+            self.done(self._not_run(item, Verdict.INFRA, str(error)))
+            return False
+        return True
 
     def folder(self, item: Item) -> Path:
         return self.out / "items" / item.id
@@ -139,7 +146,10 @@ class Run:
 
     def close(self, interrupted: str, history: Path | None) -> Outcome:
         """Writes the report of all items, those that never ran as INCOMPLETE."""
-        results = [self.results.get(item.id) or self._never_ran(item, interrupted) for item in self.suite.items]
+        why = f"not run to its end: {interrupted or 'the run was ended'}; `--resume` takes it up again"
+        results = [
+            self.results.get(item.id) or self._not_run(item, Verdict.INCOMPLETE, why) for item in self.suite.items
+        ]
         index = self.out / "index.html"
         try:
             self._write_run(interrupted)
@@ -152,12 +162,12 @@ class Run:
             outcome.interrupted = "the report cannot be written"
         return outcome
 
-    def _never_ran(self, item: Item, interrupted: str) -> ItemResult:
+    def _not_run(self, item: Item, verdict: Verdict, reason: str) -> ItemResult:
         return ItemResult(
             item=item.id,
             notebook=item.notebook.name,
-            verdict=Verdict.INCOMPLETE,
-            reason=f"not run to its end: {interrupted or 'the run was ended'}; `--resume` takes it up again",
+            verdict=verdict,
+            reason=reason,
             parameters={
                 name: value if isinstance(value, (int, float, str, bool)) else repr(value)
                 for name, value in item.parameters.items()
@@ -177,14 +187,16 @@ class Run:
         if self.results:
             self.say(f"{len(self.results)} verdicts kept from the earlier run")
 
-    def _clear(self) -> None:
+    def _clear(self, earlier: dict[str, Any] | None) -> None:
+        """Takes away what the earlier run wrote, and nothing else."""
         shutil.rmtree(self.out / "items", ignore_errors=True)
-        for path in [*self.out.glob("*.html"), self.out / "report.json", self.out / "junit.xml"]:
-            path.unlink(missing_ok=True)
+        pages = [page_name(str(item)) for item in (earlier or {}).get("items", [])]
+        for name in [*pages, "index.html", "report.json", "junit.xml"]:
+            (self.out / Path(name).name).unlink(missing_ok=True)
 
     def _sweep(self, earlier: dict[str, Any] | None) -> None:
         """Ends what a run that was killed left behind here. We hold the directory's lock, so none is alive."""
-        if earlier is None or not isinstance(earlier.get("run"), str):
+        if earlier is None:
             return
         folders = [path for path in (self.out / "items").glob("*") if path.is_dir()]
         recorded = [pair for folder in folders for pair in recorded_processes(folder)]
@@ -221,13 +233,13 @@ def _run_locally(run: Run, jobs: int, stopped: list[str]) -> None:
         while (waiting or running) and not stopped:
             while waiting and len(running) < jobs and not stopped:
                 execution = run.execution(waiting.pop(0))
-                result = execution.start()
+                result = _guarded(execution, execution.start)
                 if result is None:
                     running.append(execution)
                 else:
                     run.done(result)
             for execution in list(running):
-                result = execution.poll()
+                result = _guarded(execution, execution.poll)
                 if result is not None:
                     running.remove(execution)
                     run.done(result)
@@ -238,10 +250,17 @@ def _run_locally(run: Run, jobs: int, stopped: list[str]) -> None:
             execution.stop()
 
 
+def _guarded(execution: Execution, step: Callable[[], ItemResult | None]) -> ItemResult | None:
+    try:
+        return step()
+    except Exception as error:
+        return execution.broken(error)
+
+
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Holds the output directory for this run alone."""
-    with (out / "run.lock").open("a+", encoding="utf-8") as file:
+    with (out / LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -33,7 +33,7 @@ class SuiteItem(BaseModel):
     tags: tuple[str, ...] = ()
     parameters: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
-    budget_s: float | None = Field(default=None, gt=0)
+    budget_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     records: tuple[str, ...] = ()
     device: Literal["any", "npu"] = "any"
     kernel: str | None = None
@@ -67,7 +67,7 @@ class SuiteFile(BaseModel):
 
     schema_: Literal[1] = Field(alias="schema")
     name: str = Field(min_length=1)
-    budget_s: float = Field(default=DEFAULT_BUDGET_S, gt=0)
+    budget_s: float = Field(default=DEFAULT_BUDGET_S, gt=0, allow_inf_nan=False)
     notebooks: str | None = None
     baselines: str | None = None
     item: list[SuiteItem] = Field(min_length=1)

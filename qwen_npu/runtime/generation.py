@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
 from qwen_npu.driver.recording import RecordingDriver
+from qwen_npu.errors import StateError
 from qwen_npu.runtime.chooser import TokenChooser
 from qwen_npu.runtime.context import RunContext
 from qwen_npu.runtime.drafts import Drafter
@@ -49,12 +51,19 @@ class Generation(Iterator[StepResult]):
         self._drafter = drafter
         self._steps: list[StepResult] = []
         self._run = self._stages()
+        self._ended_by = ""
 
     @property
     def stop(self) -> str:
         return self._chooser.stop
 
     def __next__(self) -> StepResult:
+        if self._ended_by:
+            raise StateError(
+                f"this generation was ended: {self._ended_by}",
+                expected="one generation of a session at a time: the states are the session's",
+                fix="take the steps before, or open a session for each",
+            )
         step = next(self._run)
         self._steps.append(step)
         return step
@@ -62,6 +71,21 @@ class Generation(Iterator[StepResult]):
     def close(self) -> None:
         """Ends it early: the models are released, the states stay readable."""
         self._run.close()
+
+    def give_way(self, to: str) -> None:
+        """Ends it, unless it has ended, because the session goes on to something else; a later `next` says so.
+
+        Raises:
+            StateError: it is in the midst of a step, in another thread.
+        """
+        state = getgeneratorstate(self._run)
+        if state == GEN_RUNNING:
+            raise StateError(
+                "a generation of this session is in the midst of a step", fix="wait for it, or open another session"
+            )
+        if state != GEN_CLOSED:
+            self._run.close()
+            self._ended_by = to
 
     def result(self) -> GenerateResult:
         """Everything so far as one result."""

@@ -58,11 +58,11 @@ class ImageProcessor:
             config = json.loads(path.read_text(encoding="utf-8"))
             return cls(
                 rescale=float(config.get("rescale_factor", 1 / 255)),
-                mean=tuple(config["image_mean"]),
-                std=tuple(config["image_std"]),
-                resample=int(config.get("resample", 3)),
+                mean=_channels(config["image_mean"]),
+                std=_channels(config["image_std"]),
+                resample=_filter(config.get("resample", 3)),
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} cannot be used: {error!r}", expected="the checkpoint's image processor configuration"
             ) from None
@@ -112,6 +112,20 @@ class ImageProcessor:
         return np.ascontiguousarray(frames.reshape(rows * columns, vision.patch_lanes))
 
 
+def _channels(values: Any) -> tuple[float, ...]:
+    """One number for each of red, green and blue."""
+    numbers = tuple(float(value) for value in values)
+    if len(numbers) != 3 or not all(map(np.isfinite, numbers)):
+        raise ValueError(f"{values} is not three numbers")
+    return numbers
+
+
+def _filter(number: Any) -> int:
+    from PIL import Image
+
+    return int(Image.Resampling(number))
+
+
 def nearest_grid(aspect: float, grids: Sequence[Grid]) -> Grid:
     """The grid whose width / height is nearest to `aspect` on a logarithmic scale; the first of equals."""
     return min(grids, key=lambda grid: abs(np.log(grid[1] / grid[0]) - np.log(aspect)))
@@ -120,24 +134,21 @@ def nearest_grid(aspect: float, grids: Sequence[Grid]) -> Grid:
 def _open(image: Any) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
-    if isinstance(image, Image.Image):
-        return image
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
             raise ImageError(f"an array of {image.dtype} {list(image.shape)}", expected="u8 [H, W] or [H, W, 3]")
         if not image.size:
             raise ImageError(f"an empty array {list(image.shape)}", expected="at least one pixel")
         return Image.fromarray(image)
-    if not isinstance(image, bytes | str | Path):
+    if not isinstance(image, bytes | str | Path | Image.Image):
         raise ImageError(f"a picture of type {type(image).__name__}", expected="a path, a PIL image or a NumPy array")
     name = f"{len(image)} bytes" if isinstance(image, bytes) else str(image)
     try:
-        data = image if isinstance(image, bytes) else Path(image).read_bytes()
         with warnings.catch_warnings():
             # PIL warns before it refuses; a picture of more than 89 million pixels is refused here at once.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(data))
-            picture.load()
+            picture = image if isinstance(image, Image.Image) else Image.open(io.BytesIO(_content(image)))
+            picture.load()  # PIL reads when it is first asked for pixels
     except FileNotFoundError:
         raise ImageError(f"the picture {name} does not exist", expected="a path to a picture file") from None
     except UnidentifiedImageError:
@@ -149,6 +160,15 @@ def _open(image: Any) -> Image.Image:
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ImageError(f"the picture {name} cannot be read: {error}", expected="an undamaged picture file") from None
     return picture
+
+
+def _content(image: bytes | str | Path) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    path = Path(image)
+    if path.exists() and not path.is_file():
+        raise ImageError(f"{path} is no file", expected="a path to a picture file")  # a pipe would never end
+    return path.read_bytes()
 
 
 def _as_rgb(picture: Image.Image) -> tuple[Image.Image, list[str]]:

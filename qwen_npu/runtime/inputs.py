@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qwen_npu.errors import CapacityError, CheckpointError, PromptError
+from qwen_npu.errors import CapacityError, CheckpointError, PromptError, WorkbenchError
 from qwen_npu.runtime.images import Grid, ImageProcessor, PreparedImage
 from qwen_npu.runtime.positions import prefill_positions
 from qwen_npu.spec import ModelSpec
@@ -94,10 +94,17 @@ class InputProcessor:
         if isinstance(prompt, str):
             if not prompt.strip():
                 raise PromptError("the prompt is empty", expected="some text")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise PromptError(f"the prompt is no text: {error}", expected="valid UTF-8") from None
             ids = self.tokenizer.encode(self._chat(prompt, image), add_special_tokens=False).ids
             tokens = np.asarray(ids, np.int64)
         else:
-            tokens = np.asarray(prompt)
+            try:
+                tokens = np.asarray(prompt)
+            except ValueError:  # lists of several lengths
+                raise PromptError(f"a prompt {prompt!r}", expected="text, or a list of token ids") from None
             if tokens.ndim != 1 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
                 raise PromptError(
                     f"a prompt of {tokens.dtype} {list(tokens.shape)}", expected="text, or a list of token ids"
@@ -112,11 +119,25 @@ class InputProcessor:
         content: list[dict[str, str]] = [{"type": "text", "text": prompt}]
         if image is not None:
             content.insert(0, {"type": "image"})
-        text: str = self._template.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True)
+        try:
+            text: str = self._template.render(
+                messages=[{"role": "user", "content": content}], add_generation_prompt=True
+            )
+        except WorkbenchError:
+            raise
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise CheckpointError(
+                f"the chat template of {self._checkpoint} fails: {error}", expected="a template that takes a message"
+            ) from None
         if image is None:
             return text
         # The template places one image token; the picture needs one for each of its embeddings.
-        mark = str(self.tokenizer.id_to_token(self._spec.image_token))
+        mark: str | None = self.tokenizer.id_to_token(self._spec.image_token)
+        if mark is None:
+            raise CheckpointError(
+                f"the tokenizer of {self._checkpoint} has no token {self._spec.image_token}",
+                expected="the image token that config.json names",
+            )
         return text.replace(mark, mark * self._spec.image_tokens(image.grid), 1)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -67,18 +68,18 @@ class Session:
         speculate: int = 0,
         peek: bool = False,
     ) -> None:
-        if isinstance(bundle, (str, Path)):
-            raise UsageError(f"a session of {str(bundle)!r}", expected=f"a bundle: qn.open_bundle({str(bundle)!r})")
+        if not hasattr(bundle, "digest"):
+            raise UsageError(f"a session of {bundle!r}", expected=f"a bundle: qn.open_bundle({str(bundle)!r})")
         _one_of("state", state, STATE_PLACES)
         _one_of("kv", kv, KV_POLICIES)
         _one_of("numerics", numerics, NUMERICS)
+        if not isinstance(speculate, int) or not 0 <= speculate <= MOST_DRAFTS:
+            raise UsageError(f"speculate is {speculate!r}", expected=f"a whole number, 0..{MOST_DRAFTS}")
         if speculate and (state, kv) != ("resident", "fixed"):
             raise UsageError(
                 f"speculate={speculate} with state={state!r} and kv={kv!r}",
                 expected="state='resident' and kv='fixed': drafts live in slot pools on the device",
             )
-        if not 0 <= speculate <= MOST_DRAFTS:
-            raise UsageError(f"speculate is {speculate}", expected=f"0..{MOST_DRAFTS}")
         self._closed = False
         self.notes: tuple[str, ...] = ()
         self.package = driver
@@ -93,6 +94,7 @@ class Session:
         inputs = InputProcessor(bundle.checkpoint, bundle.spec, bundle.grids)
         self.context = RunContext(bundle, opened, inputs, state, kv, numerics, speculate, peek)
         self._held: HeldStates | None = None
+        self._last_generation: Callable[[], Generation | None] = lambda: None
 
     @property
     def bundle(self) -> Bundle:
@@ -121,7 +123,7 @@ class Session:
     def close(self) -> None:
         """Frees the states and the device; the session is of no use afterwards."""
         self._closed = True
-        self._release_states()
+        self._end_generation("the session is closed")
         self.driver.close()
 
     def _refuse_if_closed(self) -> None:
@@ -172,8 +174,10 @@ class Session:
         notes = list(self.notes)
         if feed.image is not None and feed.image.note:
             notes.append(f"picture {feed.image.note}")
-        self._release_states()
-        return Generation(self.context, feed, bucket, chooser, notes, self._hold, drafter)
+        self._end_generation("the session has begun another one")
+        generation = Generation(self.context, feed, bucket, chooser, notes, self._hold, drafter)
+        self._last_generation = weakref.ref(generation)
+        return generation
 
     def embed(self, image: PreparedImage) -> np.ndarray:
         """`image_embeds` [tokens of the picture, hidden]: the vision stage alone."""
@@ -219,7 +223,9 @@ class Session:
     def _hold(self, held: HeldStates) -> None:
         self._held = held
 
-    def _release_states(self) -> None:
+    def _end_generation(self, why: str) -> None:
+        if (generation := self._last_generation()) is not None:
+            generation.give_way(why)
         if self._held is not None:
             self._held.free()
             self._held = None

@@ -194,7 +194,8 @@ def _instant(state: dict[str, Any]) -> str:
 
 def _differences(facts: dict[str, Any]) -> str:
     if facts["equal"]:
-        return "equal: tokens, peeks, buffers and bytes"
+        peeked = f"{facts['peeked']} peeks" if facts["peeked"] else "no peeks were recorded: states were not compared"
+        return f"equal: tokens, buffers and bytes; {peeked}"
     lines = [f"{key}: {pair['before']} -> {pair['after']}" for key, pair in facts["meta"].items()]
     token, peek = facts["first_token"], facts["first_peek"]
     lines.append(

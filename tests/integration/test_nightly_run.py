@@ -304,7 +304,7 @@ def test_full_disk(tmp_path: Path) -> None:
 
 def test_output_that_cannot_be_used(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, ("good",))
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="holds files of others"):
         run_suite(suite, tmp_path)
     occupied = tmp_path / "file"
     occupied.touch()

@@ -62,7 +62,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     outcome = run_suite(suite, folder / "out")
     assert outcome.fine, [(result.item, result.reason) for result in outcome.results]
     for result in outcome.results:
-        accept(suite.baselines, result, "a run without fault")
+        accept(suite.baselines, [result], "a run without fault")
     return suite
 
 

@@ -37,6 +37,22 @@ def test_a_ledger_replaces_an_earlier_one_and_nothing_else(tmp_path: Path, ledge
     assert open_ledger(ledger).last_seq == -1
 
 
+def test_an_earlier_ledger_outlives_a_disk_that_is_full(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ledger.read_bytes()
+
+    def full(recording: Ledger, key: str, value: object) -> None:
+        raise LedgerError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "set_meta", full)
+        with pytest.raises(LedgerError, match="full"):
+            Ledger(ledger)
+    assert ledger.read_bytes() == before
+    assert list(ledger.parent.iterdir()) == [ledger]
+    Ledger(ledger).close()
+    assert list(ledger.parent.iterdir()) == [ledger]
+
+
 def test_one_file_is_recorded_once_at_a_time(ledger: Path) -> None:
     with Ledger(ledger) as first:
         with pytest.raises(LedgerError, match="is being recorded"):

@@ -86,7 +86,7 @@ def result(*records: dict[str, Any]) -> ItemResult:
 
 def test_accept_then_compare(tmp_path: Path) -> None:
     run = result(line("b", [1, 2]), line("a", 0.5, "relative", 0.1), line("t", 9.0, "info"), SENTINEL)
-    path = accept(tmp_path, run, "first values 初")
+    [path] = accept(tmp_path, [run], "first values 初")
     assert path == baseline_path(tmp_path, "t")
     text = path.read_text(encoding="utf-8")
     assert text.index('"a"') < text.index('"b"')
@@ -100,9 +100,9 @@ def test_accept_then_compare(tmp_path: Path) -> None:
 
 def test_accept_refuses(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a reason"):
-        accept(tmp_path, result(SENTINEL), "  ")
+        accept(tmp_path, [result(SENTINEL)], "  ")
     with pytest.raises(UsageError, match="did not reach its end"):
-        accept(tmp_path, result(line("a", 1)), "why not")
+        accept(tmp_path, [result(SENTINEL), result(line("a", 1))], "why not")
     assert not list(tmp_path.iterdir())
 
 

@@ -126,7 +126,7 @@ def test_what_is_no_picture_is_refused_with_the_reason(tmp_path):
     ]:
         with pytest.raises(ImageError, match=words):
             prepare(tmp_path / name)
-    with pytest.raises(ImageError, match="cannot be read"):
+    with pytest.raises(ImageError, match="is no file"):
         prepare(tmp_path)
 
 
