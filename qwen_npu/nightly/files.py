@@ -66,8 +66,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def run_of(out: Path) -> dict[str, Any] | None:
     """What the run.json of an output directory says, or None where no run of ours wrote one."""
     facts = read_json(out / "run.json")
-    named = facts is not None and all(isinstance(facts.get(key), str) for key in ("run", "suite", "started"))
-    return facts if named and isinstance((facts or {}).get("items"), list) else None
+    if facts is None or not isinstance(facts.get("items"), list):
+        return None
+    return facts if all(isinstance(facts.get(key), str) for key in ("run", "suite", "started")) else None
 
 
 def prepare_out(out: Path) -> None:

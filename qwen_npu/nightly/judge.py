@@ -114,9 +114,10 @@ def _ran(seen: Seen, expected: Sequence[str], comparison: Sequence[Mapping[str, 
         return Verdict.INCOMPLETE, f"record{'s' if len(missing) > 1 else ''} missing: {', '.join(missing)}"
     if twice:
         return Verdict.FAIL, f"claimed more than once: {', '.join(twice)}"
-    same = sum(row["state"] == "same" for row in comparison)
-    compared = f"{same} of them as in the baseline" if same else "none with a baseline"
-    return Verdict.PASS, f"{len(names) - 1} records, {compared}" if comparison else "reached its end"
+    states = Counter(row["state"] for row in comparison)
+    told = {"same": "as in the baseline", "new": "without a baseline", "info": "for information"}
+    parts = [f"{states[state]} {words}" for state, words in told.items() if states[state]]
+    return Verdict.PASS, f"{len(names) - 1} records: {', '.join(parts)}" if parts else "reached its end"
 
 
 def _place(seen: Seen) -> str:
