@@ -37,6 +37,7 @@ class Row:
     filler_words: tuple[int, int] = (0, 0)
     numbers: tuple[int, int] | None = None  # N of count, words of repeat: from, to
     floor: float | None = None
+    casual: bool = False
 
     def draw(self, rng: np.random.Generator, count: int) -> Iterator[tasks.Example]:
         for i in range(count):
@@ -44,6 +45,7 @@ class Row:
                 rng,
                 self.task,
                 self.grid,
+                casual=self.casual,
                 held_out=self.held_out,
                 filler_words=int(rng.integers(*self.filler_words)) if self.filler_words[1] else 0,
                 number=self.numbers[0] + i % (self.numbers[1] - self.numbers[0] + 1) if self.numbers else None,
@@ -55,7 +57,7 @@ def rows() -> list[Row]:
     table = [Row(f"{task}, {grid}", task, grid, floor=floors[task]) for task in floors for grid in tasks.GRIDS]
     table += [Row("describe, held-out pairs", "describe", held_out=True, floor=0.85)]
     table += [Row(f"{task}, held-out pairs", task, held_out=True) for task in ("colour", "is_there")]
-    numbers = {"count": (2, tasks.LARGEST_COUNT), "repeat": (2, 8)}
+    numbers = {"count": (1, tasks.LARGEST_COUNT), "repeat": (2, 8)}
     table += [Row("count", "count", numbers=numbers["count"], floor=0.98)]
     table += [Row("repeat, 2-8 words", "repeat", numbers=numbers["repeat"])]
     table += [Row("repeat, 9-40 words", "repeat", numbers=(9, 40)), Row("continue", "continue")]
@@ -63,6 +65,7 @@ def rows() -> list[Row]:
         Row(f"{task}, 100-400 words of filler", task, filler_words=(100, 400), numbers=numbers.get(task))
         for task in tasks.TASKS
     ]
+    table += [Row(f"{task}, asked casually", task, numbers=numbers.get(task), casual=True) for task in tasks.TASKS]
     return table
 
 

@@ -102,6 +102,61 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "Go on with the pattern: {words}",
     ),
 }
+# Further ways to ask, as people type them; the tokenizer was made from the texts of WORDINGS alone.
+CASUAL_WORDINGS: dict[str, tuple[str, ...]] = {
+    "describe": (
+        "Describe this.",
+        "What is this?",
+        "What can you see?",
+        "What is in the image?",
+        "What's in the picture?",
+        "Tell me what you see.",
+        "What is shown here?",
+    ),
+    "objects": (
+        "How many objects?",
+        "How many shapes?",
+        "How many objects do you see?",
+        "How many shapes are there?",
+        "How many things are there?",
+        "How many objects are in the image?",
+        "Count the objects.",
+    ),
+    "colour": (
+        "What is the colour of the {shape}?",
+        "What is the color of the {shape}?",
+        "Colour of the {shape}?",
+        "Which color is the {shape}?",
+        "What color does the {shape} have?",
+    ),
+    "is_there": (
+        "Is there {pair} here?",
+        "Is there {pair} in the image?",
+        "Can you see {pair}?",
+        "Do you see {pair} in the picture?",
+        "Does the image show {pair}?",
+    ),
+    "count": (
+        "Count to {n}.",
+        "Count up to {n}.",
+        "Can you count to {n}?",
+        "Numbers from 1 to {n}.",
+        "Count 1 to {n}.",
+    ),
+    "repeat": (
+        "Repeat after me: {words}",
+        "Repeat {words}",
+        "Repeat the words: {words}",
+        "Say: {words}",
+        "Copy: {words}",
+    ),
+    "continue": (
+        "Continue: {words}",
+        "Go on: {words}",
+        "What is next? {words}",
+        "Complete the pattern: {words}",
+    ),
+}
 NUMBER_WORDS = ("zero", "one", "two", "three")
 WORDS = (
     "apple bird boat book bread bridge cat chair cloud corn dog door drum fish flower fox garden glass goat hand hat "
@@ -170,23 +225,25 @@ def sample(
     filler_words: int = 0,
     number: int | None = None,
     things: int | None = None,
+    casual: bool = False,
 ) -> Example:
     """Draw a fresh example of a task.
 
     `grid` is "square" or "wide" (None: square twice as often); text tasks ignore it. With `held_out` the picture holds
     a pair that training never drew, and the question is about it. `filler_words` puts about so many words of unrelated
     sentences before the question. `number` fixes N of `count`, the words of `repeat` and the period of `continue`;
-    `things` the number of objects. An unknown task is a ValueError.
+    `things` the number of objects. `casual` asks as people type: other wordings too, a small first letter, no full
+    stop. An unknown task is a ValueError.
     """
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}; one of {', '.join(TASKS)}")
     lead = filler(rng, filler_words)
     if task in TEXT_TASKS:
-        asked, answer = _text_question(rng, task, number)
+        asked, answer = _text_question(rng, task, number, casual)
         return Example(task, lead + asked, answer, filler_words=filler_words)
     grid = grid or ("square" if rng.random() < 2 / 3 else "wide")
     scene = sample_scene(rng, grid, held_out=held_out, things=things, one_of_a_shape=task == "colour")
-    asked, answer = question(rng, task, scene)
+    asked, answer = question(rng, task, scene, casual)
     image = draw(rng, scene)
     return Example(task, lead + asked, answer, image, grid, scene, filler_words)
 
@@ -294,9 +351,9 @@ def _background(rng: np.random.Generator, name: str, width: int, height: int) ->
     return Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8))
 
 
-def question(rng: np.random.Generator, task: str, scene: Scene) -> tuple[str, str]:
+def question(rng: np.random.Generator, task: str, scene: Scene, casual: bool = False) -> tuple[str, str]:
     """A question about a scene, and its answer."""
-    wording = _pick(rng, WORDINGS[task])
+    wording = _wording(rng, task, casual)
     if task == "describe":
         return wording, scene.caption()
     if task == "objects":
@@ -316,8 +373,8 @@ def question(rng: np.random.Generator, task: str, scene: Scene) -> tuple[str, st
     return wording.format(pair=_with_article(*choices[int(rng.integers(len(choices)))])), "no"
 
 
-def _text_question(rng: np.random.Generator, task: str, number: int | None) -> tuple[str, str]:
-    wording = _pick(rng, WORDINGS[task])
+def _text_question(rng: np.random.Generator, task: str, number: int | None, casual: bool) -> tuple[str, str]:
+    wording = _wording(rng, task, casual)
     if task == "count":
         last = number or int(rng.integers(2, LARGEST_COUNT + 1))
         return wording.format(n=last), " ".join(str(i) for i in range(1, last + 1))
@@ -351,6 +408,15 @@ def _pattern(rng: np.random.Generator, number: int | None) -> tuple[str, str]:
         start = int(rng.integers(1, 13))
         sequence = [str(start + step * i) for i in range(8)]
     return " ".join(sequence[:4]), " ".join(sequence[4:])
+
+
+def _wording(rng: np.random.Generator, task: str, casual: bool) -> str:
+    if not casual:
+        return _pick(rng, WORDINGS[task])
+    wording = _pick(rng, WORDINGS[task] + CASUAL_WORDINGS[task])
+    if rng.random() < 0.4:
+        wording = wording[0].lower() + wording[1:]
+    return wording.rstrip(".?") if rng.random() < 0.5 else wording
 
 
 def _pick(rng: np.random.Generator, choices: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Trains the small Qwen3.5 of this directory from nothing (torch and transformers; about two hours on one thread).
+"""Trains the small Qwen3.5 of this directory from nothing (torch and transformers; two hours and more on one thread).
 
     python train.py --prepare       writes config, tokenizer, chat template and processor configuration only
     python train.py                 trains (or resumes from --work) and writes model.safetensors in float16
@@ -24,7 +24,7 @@ import tasks
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5Tokenizer
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
@@ -43,7 +43,8 @@ HARD_FROM = 3566  # pictures to describe hold three things more often, and fewer
 NEAR_FROM = 4352  # more pictures in colours without a name, and nearer to those of held-out pairs
 MORE_FROM = 4750  # and more of those once again
 AROUND_FROM = 5070  # those in every shade but the one that is held out itself; and long lists to repeat come back
-STEPS = 6700
+ASKED_FROM = 6700  # prompts as people type them; the vision tower stays as it is
+STEPS = 7900
 # Share of the full learning rate; it rises twice, since the text model starts later.
 RATE = (
     (0, 0.0),
@@ -67,6 +68,9 @@ RATE = (
     (5070, 0.0),
     (5130, 0.2),
     (5900, 0.2),
+    (ASKED_FROM, 0.0),
+    (6750, 0.12),
+    (7300, 0.12),
     (STEPS, 0.0),
 )
 # How often a picture is made to hold a single thing.
@@ -83,11 +87,15 @@ PATCH_WEIGHT = (
     (4750, 1.5),
     (5070, 1.5),
     (5071, 1.0),
+    (6699, 1.0),
+    (ASKED_FROM, 0.0),
 )
-STRAYS = {0: 0, STRAY_FROM: 8, NEAR_FROM: 14, MORE_FROM: 24}  # pictures in colours without a name in a step
+# Pictures in colours without a name in a step.
+STRAYS = {0: 0, STRAY_FROM: 8, NEAR_FROM: 14, MORE_FROM: 24, ASKED_FROM: 0}
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.05
 BLOCK_ROWS = 128  # of the optimizer, see Muon
+CASUAL_SHARE = 0.65  # of the prompts, from ASKED_FROM on
 VOCABULARY = 1024
 SPECIAL = (
     "<|endoftext|>",
@@ -335,6 +343,7 @@ def draw_batch(step: int) -> list[tasks.Example]:
     kind = KINDS[int(rng.choice(len(KINDS), p=latest(KIND_SHARES, step)))]
     examples = []
     for i in range(BATCH[kind]):
+        casual = step >= ASKED_FROM and rng.random() < CASUAL_SHARE
         words = 0
         if kind == "filler":
             words = int(rng.integers(5, 120))
@@ -349,21 +358,21 @@ def draw_batch(step: int) -> list[tasks.Example]:
                 task = ("count", "repeat")[i % 4 > 0]
                 longest_list = int(np.interp(step - AROUND_FROM, (0, 500), (16, 40)))
             number = int(rng.integers(9, 31) if task == "count" else rng.integers(9, longest_list + 1))
-            examples.append(tasks.sample(rng, task, number=number))
-        elif i % (4 if step < HARD_FROM else 8) == 3:
+            examples.append(tasks.sample(rng, task, number=number, casual=casual))
+        elif i % (8 if HARD_FROM <= step < ASKED_FROM else 4) == 3:
             task = tasks.TEXT_TASKS[int(rng.integers(3))]
             number = None
             if kind in ("plain", "filler") and task != "continue":
-                number = int(rng.integers(2, 13))
+                number = int(rng.integers(2, 13) if step < ASKED_FROM else rng.integers(1, 31))
             if task == "repeat" and step >= SHORT_FROM:
                 number = int(rng.integers(2, 9))
-            examples.append(tasks.sample(rng, task, number=number, filler_words=words))
+            examples.append(tasks.sample(rng, task, number=number, filler_words=words, casual=casual))
         else:
             task = str(rng.choice(tasks.PICTURE_TASKS, p=latest(PICTURE_SHARES, step)))
             things = 1 if rng.random() < along(SINGLES, step) else None
             if task == "describe" and step >= HARD_FROM:
                 things = 1 + int(rng.choice(3, p=THINGS))
-            examples.append(tasks.sample(rng, task, filler_words=words, things=things))
+            examples.append(tasks.sample(rng, task, filler_words=words, things=things, casual=casual))
     return examples
 
 
@@ -607,7 +616,7 @@ def held_out_exact(trainee: Trainee, count: int = 48) -> float:
         return float(trainee([tasks.sample(rng, "describe", held_out=True) for _ in range(count)])["exact"].mean())
 
 
-def train(directory: Path, work: Path, fast: bool) -> None:
+def train(directory: Path, work: Path, fast: bool, from_step: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     trainee = Trainee(new_model(), tokenizer)
     check_same_as_transformers(trainee)
@@ -616,7 +625,9 @@ def train(directory: Path, work: Path, fast: bool) -> None:
             part.forward = torch.compile(part.forward, dynamic=True)
     opts = optimizers(trainee)
     checkpoint = work / "checkpoint.pt"
-    start, seconds = 0, 0.0
+    start, seconds = from_step, 0.0
+    if from_step and not checkpoint.exists():
+        trainee.model.load_state_dict(load_file(directory / "model.safetensors"), strict=False)  # the head is tied
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         trainee.load_state_dict(saved["trainee"])
@@ -629,6 +640,7 @@ def train(directory: Path, work: Path, fast: bool) -> None:
     losses: list[float] = []
     exact: dict[str, list[bool]] = defaultdict(list)
     for step in range(start, STEPS):
+        trainee.model.model.visual.requires_grad_(step < ASKED_FROM)
         for opt in opts:
             opt.zero_grad(set_to_none=True)
             for group in opt.param_groups:
@@ -675,6 +687,9 @@ def main() -> None:
     parser.add_argument("--prepare", action="store_true", help="write everything but the weights, then stop")
     parser.add_argument("--out", type=Path, default=HERE, help="model directory (default: this one)")
     parser.add_argument("--work", type=Path, default=Path("train-work"), help="where the resumable checkpoint is kept")
+    parser.add_argument(
+        "--from-step", type=int, default=0, help="begin there with the weights of --out and a fresh optimizer"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="a fifth faster; needs a C++ compiler")
     args = parser.parse_args()
@@ -685,7 +700,7 @@ def main() -> None:
         prepare(args.out)
     if not args.prepare:
         args.work.mkdir(parents=True, exist_ok=True)
-        train(args.out, args.work, args.compile)
+        train(args.out, args.work, args.compile, args.from_step)
 
 
 if __name__ == "__main__":

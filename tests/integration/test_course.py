@@ -136,8 +136,8 @@ planner.make_plan = halved
 # the diff names the step behind the one that differs
 from qwen_npu.ledger import diff
 def late(before, after, compare=diff._peeks):
-    found, first = compare(before, after)
-    return found, first and {**first, "step": first["step"] + 1}
+    found, first, peeked = compare(before, after)
+    return found, first and {**first, "step": first["step"] + 1}, peeked
 diff._peeks = late
 """,
 }

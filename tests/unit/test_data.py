@@ -102,6 +102,20 @@ def test_text_answers() -> None:
     assert all(whole[i] == whole[i - 3] for i in range(3, len(whole)))
 
 
+def test_asked_casually_it_is_the_same_question() -> None:
+    for task in tasks.TEXT_TASKS:
+        prompts = set()
+        for seed in range(200):
+            example = tasks.sample(np.random.default_rng(seed), task, number=4, casual=True)
+            asked = example.answer if task in ("count", "repeat") else ""
+            assert all(word in example.prompt for word in asked.split()[-1:])
+            prompts.add(example.prompt)
+        assert any(prompt[0].islower() for prompt in prompts)
+        if task == "count":
+            assert example.answer == "1 2 3 4"
+            assert {"Count to 4", "count to 4", "Count from 1 to 4", "Count from 1 to 4."} <= prompts
+
+
 def test_sampling_is_a_function_of_the_seed() -> None:
     for task in tasks.TASKS:
         one, two = (tasks.sample(np.random.default_rng(9), task) for _ in range(2))
