@@ -43,7 +43,7 @@ test-twin:
 	ctest --test-dir build/kernels --output-on-failure --parallel $(JOBS)
 
 bench: $(VENV)/.oracle
-	$(BIN)/python -m tests.bench
+	$(BIN)/qwen-npu bench
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ def _mistake(options: argparse.Namespace, text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from qwen_npu import __version__
+    from qwen_npu.bench import add_commands as add_bench
     from qwen_npu.build import add_commands as add_build
     from qwen_npu.convert import add_commands as add_convert
     from qwen_npu.doctor import add_commands as add_doctor
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add_convert(commands)
     add_plan(commands)
     add_doctor(commands)
+    add_bench(commands)
     return parser
 
 

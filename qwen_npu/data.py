@@ -25,6 +25,11 @@ def notebooks_dir() -> Path:
     return _room("_notebooks", "notebooks")
 
 
+def benches_dir() -> Path:
+    """The directory of the benches; only a checkout has one."""
+    return _PACKAGE.parent / "tests" / "bench"
+
+
 def tiny_checkpoint() -> Path:
     """The Hugging Face directory of the small model that is the embedded default."""
     return data_dir() / "tiny_qwen3_5"
