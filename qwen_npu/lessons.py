@@ -6,6 +6,7 @@ Nothing else in the package uses it. Everything runs the bundle's own graphs thr
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ from qwen_npu.runtime.prompt import stage_of
 from qwen_npu.runtime.session import Session
 from qwen_npu.runtime.stages import PrefillResult, open_stage, predict_prompt, run_prefill
 from qwen_npu.runtime.states import ResidentStates, StateArrays
+from qwen_npu.spec import ModelSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -150,3 +152,9 @@ def states_over_tokens(recurrence: Recurrence, head: int) -> np.ndarray:
         state = state + np.outer(delta, key)
         states[t] = state
     return states
+
+
+def until_end(tokens: Sequence[int], spec: ModelSpec) -> list[int]:
+    """The tokens before the first end of text. What a model says behind it (`ignore_eos`) nobody taught it: it hangs on
+    the last bit, and is no record."""
+    return list(itertools.takewhile(lambda token: token not in spec.end_tokens, tokens))

@@ -7,7 +7,6 @@ Only calls that the vendor's package has are made; what the emulator knows beyon
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,7 +140,6 @@ class MsliteDriver:
     def close(self) -> None:
         self.subscribe(None)
         self._context = None
-        gc.collect()
 
     def _numpy_dtype(self, dtype: Any) -> np.dtype[Any]:
         if dtype not in self._dtypes:
@@ -164,7 +162,11 @@ class MsliteDriver:
 
 
 class MsliteModel:
-    """A built model. Its descriptors are read once: names, dtypes and declared shapes."""
+    """A built model. Its descriptors are read once: names, dtypes and declared shapes.
+
+    Nothing here refers to itself in a circle: what is closed is freed at once, without a collection, which would take long
+    in a process that holds much.
+    """
 
     def __init__(self, driver: MsliteDriver, model: Any, graph: str) -> None:
         self.graph = graph
@@ -202,7 +204,6 @@ class MsliteModel:
     def close(self) -> None:
         self._model = None
         self._raw_inputs = []
-        gc.collect()
 
 
 def _told(error: Exception) -> str:
