@@ -164,8 +164,8 @@ class MsliteDriver:
 class MsliteModel:
     """A built model. Its descriptors are read once: names, dtypes and declared shapes.
 
-    Nothing here refers to itself in a circle: what is closed is freed at once, without a collection, which would take long
-    in a process that holds much.
+    Nothing here refers to itself in a circle: what is closed is freed at once, without a garbage collection, which
+    would take long in a process that holds much.
     """
 
     def __init__(self, driver: MsliteDriver, model: Any, graph: str) -> None:
