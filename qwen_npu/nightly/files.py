@@ -12,6 +12,8 @@ from qwen_npu.errors import NotebookError, UsageError
 
 LOCK = "run.lock"
 """Held by the run that writes to the directory."""
+_PART = ".part"
+"""Ends the name of a file that is being written; one that is left belonged to a writer that was killed."""
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
@@ -19,7 +21,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
     With `durable` the text is on the disk before the rename, so that a power cut keeps that promise too.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -82,7 +84,7 @@ def prepare_out(out: Path) -> None:
         probe = out / f".probe.{os.getpid()}"
         probe.write_bytes(b"x")
         probe.unlink()
-        names = {path.name for path in out.iterdir()}
+        names = {path.name for path in out.iterdir() if not path.name.endswith(_PART)}
     except OSError as error:
         raise UsageError(
             f"the output directory {out} cannot be used: {error}",
