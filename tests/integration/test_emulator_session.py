@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from qwen_npu.runtime.states import ResidentStates
 CHECKPOINT = Path(os.environ.get("QWEN_NPU_TEST_CHECKPOINT") or tiny_checkpoint())
 DEVICE = "ascend:3"
 STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def device_is_empty() -> None:
+    """The traceback of an error that a test expected holds what its frames held."""
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
