@@ -150,15 +150,22 @@ class MsliteDriver:
         return next(vendor for vendor, ours in self._dtypes.items() if ours == dtype)
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        refusal: WorkbenchError
+        cause: BaseException | None = None
         try:
             return function(*args, **kwargs)
-        except WorkbenchError:
-            raise
+        except WorkbenchError as error:
+            refusal = error
         except Exception as error:
-            raise DriverError(
+            cause = error.with_traceback(None)
+            refusal = DriverError(
                 f"{self.name} failed on {self.device}: {_told(error)}",
                 fix="qwen-npu doctor checks the device and the package",
-            ) from error
+            )
+        # A notebook keeps the last error. Frames of this call in its traceback would keep model and tensors on the
+        # device, and the next try would find no room.
+        del function, args, kwargs
+        raise refusal.with_traceback(None) from cause
 
 
 class MsliteModel:
@@ -183,12 +190,11 @@ class MsliteModel:
         self._driver._call(self._model.resize, self._raw_inputs, [list(shape) for shape in shapes])
 
     def predict(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> list[Tensor]:
-        raw_inputs = [tensor.raw for tensor in inputs]
         call = self._driver._call
         if outputs is not None:
-            call(self._model.predict, raw_inputs, [tensor.raw for tensor in outputs])
+            call(self._model.predict, [tensor.raw for tensor in inputs], [tensor.raw for tensor in outputs])
             return list(outputs)
-        results = call(self._model.predict, raw_inputs)
+        results = call(self._model.predict, [tensor.raw for tensor in inputs])
         return [
             Tensor(
                 raw,

@@ -181,8 +181,12 @@ class DecodeStage:
         self.states: States
         if resident:
             shape = tuple(1 if size < 0 else size for size in infos.outputs[0].shape)
-            self._logits = driver.empty(shape, infos.outputs[0], buffer=LOGITS)
             self.states = ResidentStates(driver, infos, states, self.capacity)
+            try:
+                self._logits = driver.empty(shape, infos.outputs[0], buffer=LOGITS)
+            except BaseException:
+                self.states.free()
+                raise
         else:
             self.states = RoundTripStates(driver, infos, states)
 

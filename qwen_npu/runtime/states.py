@@ -172,12 +172,17 @@ class ResidentStates:
         self._growing = capacity is None
         self._live: list[Tensor] = []
         self._scratch: list[Tensor] = []
-        for kind, array, past, present in zip(STATE_KINDS, states, infos.past, infos.present, strict=True):
-            grows = self._growing and kind == "kv"
-            check_fits(array, past)
-            self._live.append(driver.upload(array, name=PAST[kind], buffer=kind if grows else f"{kind}.a"))
-            if not grows:
-                self._scratch.append(driver.empty(array.shape, present, buffer=f"{kind}.b"))
+        self._grown: Tensor | None = None  # a growing KV that a step under way writes
+        try:
+            for kind, array, past, present in zip(STATE_KINDS, states, infos.past, infos.present, strict=True):
+                grows = self._growing and kind == "kv"
+                check_fits(array, past)
+                self._live.append(driver.upload(array, name=PAST[kind], buffer=kind if grows else f"{kind}.a"))
+                if not grows:
+                    self._scratch.append(driver.empty(array.shape, present, buffer=f"{kind}.b"))
+        except BaseException:
+            self.free()  # half of the states is of no use, and the next try needs the room
+            raise
 
     def inputs(self) -> Sequence[Tensor]:
         return self._live
@@ -186,8 +191,8 @@ class ResidentStates:
         if not self._growing:
             return self._scratch
         *front, tokens, lanes = self._live[2].shape
-        grown = self._driver.empty((*front, tokens + 1, lanes), self._present[2], buffer="kv")
-        return [*self._scratch, grown]
+        self._grown = self._driver.empty((*front, tokens + 1, lanes), self._present[2], buffer="kv")
+        return [*self._scratch, self._grown]
 
     def advance(self, results: Sequence[Tensor]) -> None:
         former = self._live
@@ -195,6 +200,7 @@ class ResidentStates:
         if self._growing:
             self._driver.free(former[2])
             self._scratch = former[:2]
+            self._grown = None
         else:
             self._scratch = former
         self._driver.rotated(STATE_KINDS, self._live, former)
@@ -205,7 +211,9 @@ class ResidentStates:
     def free(self) -> None:
         for tensor in (*self._live, *self._scratch):
             self._driver.free(tensor)
-        self._live, self._scratch = [], []
+        if self._grown is not None:  # its step failed
+            self._driver.free(self._grown)
+        self._live, self._scratch, self._grown = [], [], None
 
 
 class RoundTripStates:

@@ -202,8 +202,14 @@ class VerifyGraphs:
     def _allocate(self, admit: StageModel) -> None:
         """KV and pools, all NaN: whatever is read before it was written shows."""
         kv, *pools = admit.inputs[5:]
-        self._kv = [self._poisoned(kv, "kv.a"), self._driver.empty(kv.shape, kv, buffer="kv.b")]
-        self._pools = [self._poisoned(pool, pool.name) for pool in pools]
+        try:
+            self._kv.append(self._poisoned(kv, "kv.a"))
+            self._kv.append(self._driver.empty(kv.shape, kv, buffer="kv.b"))
+            for pool in pools:
+                self._pools.append(self._poisoned(pool, pool.name))
+        except BaseException:
+            self.free()  # half of the pools is of no use, and the next try needs the room
+            raise
         self._mask = np.zeros((self._sizes["sequences"], self._context.bundle.capacity), np.int32)
         self._mask_feed = _wrapped(self._context, self._mask, TensorInfo(contract.ATTENTION_MASK, self._mask.dtype, ()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,3 +130,31 @@ def test_weights_and_states_are_device_memory_and_too_small_a_device_says_so(bun
         answer(bundle)
     assert "weights decode_fixed-device.onnx" in str(caught.value)
     assert "runtime/states.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv": "growing"}, {"speculate": 3}, {"state": "host"}, {"peek": True}],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_an_answer_that_finds_no_room_leaves_nothing_behind(bundle: Bundle, options: dict[str, Any]) -> None:
+    """A notebook keeps the last error with its traceback; the next try needs the room all the same."""
+
+    def ask() -> None:
+        with Session(bundle, device=DEVICE, driver="emulator", **options) as session:
+            session.generate("Describe this image.", image_path("two_shapes"), max_new_tokens=24, ignore_eos=True)
+
+    instrument.reset_peak(DEVICE)
+    ask()
+    peak_bytes = instrument.memory(DEVICE).peak_bytes
+    errors = []
+    gc.disable()
+    try:
+        for capacity_bytes in np.linspace(200_000, peak_bytes - 1, 12):
+            with mslite.configure(capacity_bytes=int(capacity_bytes)), pytest.raises(DeviceMemoryError) as caught:
+                ask()
+            errors.append(caught.value)
+            assert instrument.memory(DEVICE).live_bytes == 0, int(capacity_bytes)
+        ask()
+    finally:
+        gc.enable()
