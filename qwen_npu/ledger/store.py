@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -115,6 +116,7 @@ class Ledger:
         self._writable = True
         self._lock = threading.RLock()
         self._pending: deque[Event] = deque()  # arrays packed
+        self._recent: deque[Event] = deque(maxlen=BACKLOG_EVENTS)  # written, and still here for a live view
         self._next_seq = 0
         self._alive: dict[str, list[int]] = {}
         self._failure: LedgerError | None = None
@@ -289,6 +291,7 @@ class Ledger:
                     connection.execute("ROLLBACK")
                 raise
         self._next_seq = seq
+        self._recent.extend(batch)
 
     # reading
 
@@ -360,6 +363,19 @@ class Ledger:
                 Event(of_kind, t_ns, dur_ns, of_stage, of_step, of_buffer, other, nbytes, source, detail, None, number)
             )
         return events
+
+    def recent(self, after: int) -> list[Event] | None:
+        """What a recording was told behind event `after`, as it was told, the first with the number `after` + 1; None
+        where not all of it is in memory.
+
+        For a live view, which asks often: nothing is written, read back or parsed for it.
+        """
+        with self._lock:
+            first = self._next_seq - len(self._recent)
+            if not self._writable or after + 1 < first:
+                return None
+            # a copy at once: the recorded program goes on adding meanwhile
+            return list(islice(chain(self._recent, self._pending.copy()), after + 1 - first, None))
 
     def steps(self, stage: str | None = None) -> list[StepRow]:
         """One row a stage run or decode step, in order. Several generations follow one another."""
@@ -452,6 +468,7 @@ def open_ledger(path: str | Path) -> Ledger:
     ledger._writable = False
     ledger._lock = threading.RLock()
     ledger._pending = deque()
+    ledger._recent = deque()
     ledger._next_seq = 0
     ledger._alive = {}
     ledger._failure = None
@@ -473,6 +490,12 @@ _INSERT_PEEK = "INSERT INTO peeks (rowid, step, name, dtype, shape, data) VALUES
 _INSERT_BUFFER = (
     f"INSERT INTO buffers (rowid, {', '.join(Buffer._fields)}) VALUES ({', '.join('?' * (len(Buffer._fields) + 1))})"
 )
+
+
+def buffer_of(event: Event) -> Buffer:
+    """What an `allocate` event says of its buffer."""
+    row = _buffer_row(event)
+    return Buffer._make((*row[:6], tuple(json.loads(row[6])), *row[7:]))
 
 
 def _buffer_row(event: Event) -> list[Any]:

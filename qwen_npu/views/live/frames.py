@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from qwen_npu.contract import BufferKind, buffer_kind
 from qwen_npu.ledger.events import Buffer
-from qwen_npu.ledger.store import Ledger
+from qwen_npu.ledger.store import Ledger, buffer_of
 from qwen_npu.ledger.timeline import FIRST_STAGES, STEP_STAGES, Tick
 
 ALIVE, READ, WRITTEN, UPLOADED, LIVE, TWO, FREED, PEEKED = 1, 2, 4, 8, 16, 32, 64, 128
@@ -163,15 +164,10 @@ class Frames:
         """Takes what is new; True if there was anything."""
         any_new = False
         while True:
-            rows = self.ledger.query(
-                f"SELECT {_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (self.last_seq, _BATCH_EVENTS)
-            )
+            rows, born = self._new()
             if not rows:
                 return any_new
             any_new = True
-            born: dict[int, Buffer] = {}
-            if any(row[2] == "allocate" and row[8] != "emulator" for row in rows):
-                born = self._born(rows[0][0], rows[-1][0])
             peeks = self.peek_events
             for row in rows:
                 # what the emulator says of a copy is a third of a recording, and within a tick nothing new
@@ -183,6 +179,19 @@ class Frames:
                 self._look_for_non_finite(rows[0][0])
             if len(rows) < _BATCH_EVENTS:
                 return True
+
+    def _new(self) -> tuple[list[tuple[Any, ...]], dict[int, Buffer]]:
+        """Rows of events, and the buffers that they allocate: from memory while the recording goes on, else read."""
+        events = self.ledger.recent(self.last_seq)
+        if events is not None:
+            start = self.last_seq + 1
+            rows = [(seq, event[1], event[0], *event[3:10]) for seq, event in enumerate(events, start)]
+            born = {row[0]: buffer_of(events[row[0] - start]) for row in rows if _allocates(row)}
+            return rows, born
+        rows = self.ledger.query(
+            f"SELECT {_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (self.last_seq, _BATCH_EVENTS)
+        )
+        return rows, self._born(rows[0][0], rows[-1][0]) if any(map(_allocates, rows)) else {}
 
     def _born(self, first: int, last: int) -> dict[int, Buffer]:
         columns = ", ".join(Buffer._fields)
@@ -214,7 +223,7 @@ class Frames:
         elif kind == "rotate":
             self._turn(buffer, tick)
         elif kind == "step":
-            self._step(json.loads(detail) if detail else {}, tick)
+            self._step(json.loads(detail) if isinstance(detail, str) else detail or {}, tick)
         elif kind == "allocate":
             self._allocate(seq, buffer, nbytes, born.get(seq), tick)
         elif kind == "free":
@@ -313,10 +322,10 @@ class Frames:
             new[:rows, :ticks] = old
             setattr(self, name, new)
 
-    def _parsed(self, detail: str | None) -> dict[str, Any]:
+    def _parsed(self, detail: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
         """A predict's detail; steps repeat two of them, so the text is parsed once."""
-        if not detail:
-            return {}
+        if not isinstance(detail, str):
+            return detail or {}
         known = self._details.get(detail)
         if known is None:
             if len(self._details) > 64:
@@ -387,7 +396,7 @@ class Frames:
         self._alive_bytes += nbytes
         self.figures[tick].alive_bytes = self._alive_bytes
 
-    def _predict(self, detail: dict[str, Any], tick: int) -> None:
+    def _predict(self, detail: Mapping[str, Any], tick: int) -> None:
         figures = self.figures[tick]
         graph = str(detail.get("graph", ""))
         peeks = graph.startswith("peek")
@@ -440,7 +449,7 @@ class Frames:
         self._live[kind] = buffer
         self._codes[at, tick] |= LIVE
 
-    def _step(self, told: dict[str, Any], tick: int) -> None:
+    def _step(self, told: Mapping[str, Any], tick: int) -> None:
         figures = self.figures[tick]
         if told.get("token") is not None:
             figures.token = told["token"]
@@ -477,10 +486,14 @@ class Frames:
                 self.hazards.append((at, f"{name.partition('.')[0]}: the first value that is not finite, {where}"))
                 return
 
-    def _hazard(self, detail: str | None) -> None:
-        told = json.loads(detail) if detail else {}
+    def _hazard(self, detail: str | Mapping[str, Any] | None) -> None:
+        told = self._parsed(detail)
         text = str(told.get("problem") or told.get("message") or told.get("hazard") or told.get("kind") or "hazard")
         self.hazards.append((len(self.ticks) - 1, text))
+
+
+def _allocates(row: tuple[Any, ...]) -> bool:
+    return bool(row[2] == "allocate" and row[8] != "emulator")
 
 
 def balance(frames: Frames) -> list[str]:

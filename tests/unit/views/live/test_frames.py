@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qwen_npu import views
+from qwen_npu.ledger import store
 from qwen_npu.ledger.events import Event
 from qwen_npu.ledger.slots import history
-from qwen_npu.ledger.store import Ledger
+from qwen_npu.ledger.store import Ledger, open_ledger
 from qwen_npu.ledger.timeline import Timeline
 from qwen_npu.rgdr.pool import SlotTable
 from qwen_npu.views.live import lanes, pool
@@ -77,6 +79,31 @@ def test_following_in_pieces_gives_what_reading_at_once_gives() -> None:
         for name in ("codes", "nbytes", "generation", "wrote"):
             np.testing.assert_array_equal(getattr(frames, name), getattr(once, name))
         assert not frames.update()
+
+
+def test_followed_in_memory_it_is_what_the_file_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BACKLOG_EVENTS", 40)  # what is older is read from the file
+    events: list[Event] = []
+    Run(events.append, kv="growing").generate(30)
+    with Ledger(tmp_path / "run.ledger") as ledger:
+        frames, chance = Frames(ledger), random.Random(7)
+        for number, event in enumerate(events):
+            ledger(event)
+            if chance.random() < 0.03:
+                ledger.flush()
+            if chance.random() < 0.05:
+                in_memory = ledger.recent(frames.last_seq)
+                told = events[frames.last_seq + 1 : number + 1]
+                assert in_memory is None or [event[:10] for event in in_memory] == [event[:10] for event in told]
+                frames.update()
+                assert frames.last_seq == number
+        frames.update()
+    once = followed(open_ledger(tmp_path / "run.ledger"))
+    assert (frames.ticks, frames.figures, frames.copies) == (once.ticks, once.figures, once.copies)
+    born = [[(row.id, row.buffer and row.buffer._replace(freed=None)) for row in one.rows] for one in (frames, once)]
+    assert born[0] == born[1]
+    for name in ("codes", "nbytes", "generation", "wrote"):
+        np.testing.assert_array_equal(getattr(frames, name), getattr(once, name))
 
 
 def test_figures_of_a_step() -> None:
