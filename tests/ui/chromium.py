@@ -119,11 +119,16 @@ class Page:
             time.sleep(every)
 
     def click(self, finder: str, *, seconds: float = 60) -> None:
-        """Presses and releases the mouse on the middle of the element that an expression finds."""
-        self.until(f"!!({finder})", seconds)
-        at = self.ask(
-            f"(() => {{const e = {finder}; e.scrollIntoView({{block: 'nearest'}});"
-            " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]})()"
+        """Presses and releases the mouse on the middle of the element that an expression finds.
+
+        Waits until nothing lies over it: JupyterLab covers the page for a moment when its theme changes.
+        """
+        at = self.until(
+            f"(() => {{const e = {finder}; if (!e) return null; e.scrollIntoView({{block: 'nearest'}});"
+            " const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;"
+            " const top = document.elementFromPoint(x, y);"
+            " return top && (e.contains(top) || top.contains(e)) ? [x, y] : null})()",
+            seconds,
         )
         self.mouse("mouseMoved", *at)
         self.mouse("mousePressed", *at)
