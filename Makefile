@@ -61,5 +61,5 @@ $(VENV)/.installed: pyproject.toml requirements.lock $(wildcard kernels/native/s
 	touch $@
 
 $(VENV)/.oracle: $(VENV)/.installed
-	$(PIP) --editable ".[dev,oracle]"
+	$(PIP) --editable ".[dev,oracle,cluster]"
 	touch $@
