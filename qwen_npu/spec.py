@@ -279,6 +279,9 @@ def preset(name: str) -> ModelSpec:
     )
 
 
+_TOKEN_IDS = frozenset({"image_token", "vision_start", "vision_end", "pad_token"})
+
+
 def _check_numbers(part: ModelSpec | VisionSpec) -> None:
     """Every size is a whole number from 1, every token id one from 0, every other number finite and above 0."""
     for entry in dataclasses.fields(part):
@@ -297,9 +300,6 @@ def _check_numbers(part: ModelSpec | VisionSpec) -> None:
                 f"the configuration gives {value!r} for {entry.name} of the {type(part).__name__}",
                 expected="a positive number",
             )
-
-
-_TOKEN_IDS = frozenset({"image_token", "vision_start", "vision_end", "pad_token"})
 
 
 def _half_bytes(numerics: Numerics) -> int:

@@ -113,7 +113,8 @@ def _peeks(before: Ledger, after: Ledger) -> tuple[dict[str, Any], dict[str, Any
     one, other = _by_place(before), _by_place(after)
     changed: dict[str, dict[str, Any]] = {}
     first: dict[str, Any] | None = None
-    for place in sorted(one.keys() & other.keys()):
+    both = one.keys() & other.keys()
+    for place in sorted(both):
         run, step, name = place
         a, b = one[place].array, other[place].array
         found = _difference(a, b)
@@ -130,7 +131,7 @@ def _peeks(before: Ledger, after: Ledger) -> tuple[dict[str, Any], dict[str, Any
         "only_before": _lonely(one.keys(), other.keys()),
         "only_after": _lonely(other.keys(), one.keys()),
     }
-    return {**lonely, "changed": changed}, first, len(one.keys() & other.keys())
+    return {**lonely, "changed": changed}, first, len(both)
 
 
 def _lonely(mine: Collection[tuple[int, int, str]], theirs: Collection[tuple[int, int, str]]) -> list[str]:

@@ -57,9 +57,12 @@ def read_baseline(folder: Path, item: str) -> Baseline | None:
 
 
 def _is_record(record: Any) -> bool:
-    if not isinstance(record, dict) or "value" not in record or record.get("kind", "exact") not in KINDS:
+    if not isinstance(record, dict) or "value" not in record:
         return False
-    numbers = [record.get("tol", 0.0), 0.0 if record.get("kind", "exact") == "exact" else record["value"]]
+    kind = record.get("kind", "exact")
+    if kind not in KINDS:
+        return False
+    numbers = [record.get("tol", 0.0), *([record["value"]] if kind != "exact" else [])]
     return all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers)
 
 

@@ -72,8 +72,8 @@ class Generation(Iterator[StepResult]):
         """Ends it early: the models are released, the states stay readable."""
         self._run.close()
 
-    def give_way(self, to: str) -> None:
-        """Ends it, unless it has ended, because the session goes on to something else; a later `next` says so.
+    def give_way(self, why: str) -> None:
+        """Ends it, unless it has ended, because the session goes on to something else; a later `next` says why.
 
         Raises:
             StateError: it is in the midst of a step, in another thread.
@@ -85,7 +85,7 @@ class Generation(Iterator[StepResult]):
             )
         if state != GEN_CLOSED:
             self._run.close()
-            self._ended_by = to
+            self._ended_by = why
 
     def result(self) -> GenerateResult:
         """Everything so far as one result."""

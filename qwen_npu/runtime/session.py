@@ -122,8 +122,8 @@ class Session:
 
     def close(self) -> None:
         """Frees the states and the device; the session is of no use afterwards."""
-        self._closed = True
         self._end_generation("the session is closed")
+        self._closed = True
         self.driver.close()
 
     def _refuse_if_closed(self) -> None:

@@ -185,6 +185,7 @@ class Frames:
         events = self.ledger.recent(self.last_seq)
         if events is not None:
             start = self.last_seq + 1
+            # in the order of _COLUMNS, which is the events' own but for the duration and the first two
             rows = [(seq, event[1], event[0], *event[3:10]) for seq, event in enumerate(events, start)]
             born = {row[0]: buffer_of(events[row[0] - start]) for row in rows if _allocates(row)}
             return rows, born
@@ -223,7 +224,7 @@ class Frames:
         elif kind == "rotate":
             self._turn(buffer, tick)
         elif kind == "step":
-            self._step(json.loads(detail) if isinstance(detail, str) else detail or {}, tick)
+            self._step(json.loads(detail) if isinstance(detail, str) else self._parsed(detail), tick)
         elif kind == "allocate":
             self._allocate(seq, buffer, nbytes, born.get(seq), tick)
         elif kind == "free":
