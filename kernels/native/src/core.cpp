@@ -14,6 +14,9 @@ namespace {
 // Tokens whose small operands are prepared together; longer sequences carry the state from block to block in f32.
 constexpr int kBlock = 32;
 
+// What lies in a processor's last cache but not in its second one, roughly, on any machine of today.
+constexpr int64_t kNearFromBytes = int64_t{4} << 20, kNearUpToBytes = int64_t{32} << 20;
+
 const RowKernels* best_rows() {
 #ifdef QWEN_NPU_X86
   __builtin_cpu_init();
@@ -83,7 +86,7 @@ void run_one(const Call& c, int64_t task) {
   const int64_t block = blocks ? kBlock : length;
 
   const size_t small = static_cast<size_t>(block) * (4 * stride + 2 * v_stride + 2);
-  float* p = scratch.take(small + 2 * kGroup * stride + kLaneAlign + (blocks ? static_cast<size_t>(c.dv) * stride : 0));
+  float* p = scratch.take(small + kCopiedRows * stride + kLaneAlign + (blocks ? static_cast<size_t>(c.dv) * stride : 0));
   float* const key = p;
   float* const decayed = key + block * stride;
   float* const query = decayed + block * stride;
@@ -91,12 +94,14 @@ void run_one(const Call& c, int64_t task) {
   float* const value = decay + block * stride;
   float* const out = value + block * v_stride;
   float* const group = out + block * v_stride;
-  float* const beta = group + 2 * kGroup * stride;
+  float* const beta = group + kCopiedRows * stride;
   float* const carried = beta + round_up(block, kLaneAlign);  // inside: small holds 2 floats a token for beta
 
   void* slots[kBlock];
   Head head;
   head.carried = blocks ? carried : nullptr;
+  const int64_t states_bytes = c.sequences * c.nv * head_elements * size_of(c.state);
+  head.near = states_bytes >= kNearFromBytes && states_bytes <= kNearUpToBytes;
   head.group = group;
   head.dv = c.dv;
   head.dk = c.dk;
@@ -132,7 +137,6 @@ void run_one(const Call& c, int64_t task) {
       } else {
         if (c.gk) log_decay += c.gk[th];
         decay[t] = std::exp(log_decay);
-        kernels.widen(DType::f32, k, kd, c.dk, decay[t]);
       }
       for (int64_t i = c.dk; i < stride; ++i) k[i] = kd[i] = q[i] = 0.0f;
       if (!f32_values) {

@@ -6,11 +6,13 @@
 namespace qwen_npu {
 
 constexpr int kGroup = 4;        // rows handled together: their dot products are independent chains
+constexpr int kCopiedRows = 4 * kGroup;  // of scratch: a group, its neighbour, and the two they read ahead
 constexpr int kLaneAlign = 16;   // row strides of scratch are a multiple of the widest vector
 
 struct Head {
   const void* source;   // [dv, dk] of the state dtype; null: start from `carried`
   float* carried;       // [dv, stride]: state between blocks of a long sequence; null when one block is all
+  bool near;            // the states of the whole call are few enough for the last cache, and too many for the second
   bool keep;            // leave the state in `carried` for the next block
   float* group;         // [2 * kGroup, stride] scratch: two row groups in f32
   int64_t dv, dk, stride, v_stride;

@@ -4,8 +4,13 @@
 // Four rows of the state (a group) are handled together. One pass over a group does the update of one token (S = decay*S +
 // d k^T, out = S q) and the dot products that the pass after the next one needs. Passes alternate between two groups, so none
 // waits for the one before it: a group's dot products have a whole pass's time to be summed over the lanes.
+//
+// A group is first read for its dot products, row after row: memory is read in its own order, which processors see and run
+// ahead of by themselves. The update goes over the four rows side by side, long after they have arrived. Asking ahead pays for
+// 16-bit rows, for slots that are only written, and where the states of a call lie in the last cache.
 
-constexpr int64_t kFetchAheadBytes = 16384;
+constexpr int64_t kReadAheadBytes = 32768;
+constexpr int64_t kSlotAheadBytes = 4096;  // several slots take rows in turn; each asks for little
 constexpr int64_t kLineBytes = 64;
 constexpr int kToSecondCache = 2;  // the compiler's number for it
 
@@ -44,153 +49,236 @@ struct Group<T, 0> {
   T* operator[](int r) const { return row[r]; }
 };
 
-// Asks, while the vectors at j of one group are worked on, for a like part of what lies further on in the pool. In the order
-// of memory: asked for side by side over four rows, main memory gives half as much.
+// Asks for a part of what lies further on in the pool than the group, so that a pass asks for as much as it handles.
 template <class I, class T, int Lanes>
-inline void fetch_ahead(const Group<T, Lanes>& group, int64_t j) {
+inline void fetch_ahead(const Group<T, Lanes>& group, int64_t ahead_bytes, int64_t j) {
   if (!Lanes) return;
   constexpr int64_t part_bytes = kGroup * I::W * sizeof(T);
-  const char* const part = reinterpret_cast<const char*>(group[0]) + kFetchAheadBytes + j * part_bytes;
+  const char* const part = reinterpret_cast<const char*>(group[0]) + ahead_bytes + j * part_bytes;
   for (int64_t byte = 0; byte < part_bytes; byte += kLineBytes) __builtin_prefetch(part + byte, 0, kToSecondCache);
 }
 
-// Whose dot products a pass computes: those of its own rows after this token, or of the group two further on before any.
-enum class Next { token, group };
+// Whose dot products a pass computes: of its own rows after this token, of the group two further on before any, nobody's.
+enum class Next { token, group, none };
 
-// decode: one token, the state stays in its slot. call: tokens from slots to slots. blocks: of a long sequence, whose state
-// may come from the block before and go on to the next. What is known when compiled is not asked for every group.
-enum class Work { decode, call, blocks };
+// Where the rows go after the token: nowhere, back to the slot they were first read from, to another one.
+enum class Slot { none, source, other };
+
+// decode: one token, the state stays in its slot; decode_near: the same, its states lie in the last cache. call: tokens from
+// slots to slots. blocks: of a long sequence, whose state may come from the block before and go on to the next. What is known
+// when compiled is not asked for every group.
+enum class Work { decode, decode_near, call, blocks };
+constexpr bool in_place(Work work) { return work == Work::decode || work == Work::decode_near; }
 
 template <class I, class S, bool VectorDecay, int Lanes>
 struct HeadKernel {
   using V = typename I::V;
   static constexpr bool kWiden = sizeof(S) == 2;  // 16-bit rows are widened once, into a copy
 
+  // The vectors of a row; of the last one perhaps only a part counts.
+  struct Row {
+    int64_t full, vectors;
+    int tail;
+
+    explicit Row(const Head& h)
+        : full(Lanes ? Lanes / I::W : h.dk / I::W),
+          vectors(Lanes ? Lanes / I::W : (h.dk + I::W - 1) / I::W),
+          tail(Lanes ? 0 : static_cast<int>(h.dk % I::W)) {}
+
+    template <class T>
+    V load(const T* row, int64_t j) const {
+      return Lanes ? I::load(row + j * I::W) : load_at<I>(row, j, full, tail);
+    }
+    template <class T>
+    void store(T* row, int64_t j, V x) const {
+      Lanes ? I::store(row + j * I::W, x) : store_at<I>(row, j, full, tail, x);
+    }
+  };
+
+  // A dot product: a chain of even and one of odd vectors, wherever it is computed, so that the same rows give the same bits.
+  struct Dot {
+    V even = I::zero(), odd = I::zero();
+    V sum() const { return I::add(even, odd); }
+  };
+
   // Copies in f32: of 16-bit rows, and of rows between tokens that no slot keeps unrounded.
   template <class T, Work work>
   static Group<T, Lanes> copies(const Head& h, int64_t r0) {
-    if (work != Work::decode && h.carried) return {h.carried, r0, h.dv, h.stride};
-    return {h.group, r0 % (2 * kGroup), 2 * kGroup, h.stride};
+    if (!in_place(work) && h.carried) return {h.carried, r0, h.dv, h.stride};
+    return {h.group, r0 % kCopiedRows, kCopiedRows, h.stride};
   }
 
   template <Work work>
   static Group<const float, Lanes> rows_before(const Head& h, int t, int64_t r0) {
     const void* const slot = t == 0 ? h.source : h.slots[t - 1];
-    if (kWiden || (work != Work::decode && !slot)) return copies<const float, work>(h, r0);
+    if (kWiden || (!in_place(work) && !slot)) return copies<const float, work>(h, r0);
     return {static_cast<const float*>(slot), r0, h.dv, h.dk};
   }
 
-  // dot: of the rows before token t with its decayed key. change: what the token adds to them, in units of its key.
+  // What the rows before token t are multiplied with. A decay that is a number comes in afterwards, in change_of.
+  static const float* seen_with(const Head& h, int t) { return (VectorDecay ? h.decayed : h.key) + t * h.stride; }
+
+  // dot: of the rows before token t, with seen_with. change: what the token adds to them, in units of its key.
   static void change_of(const Head& h, int t, int64_t r0, const V* dot, float* change) {
     const float* const value = h.value + t * h.v_stride + r0;
-    float seen[kGroup];
+    const float decay = VectorDecay ? 1.0f : h.decay[t];
+    float seen[kGroup], fresh[kGroup];
     I::sum4(dot, seen);
-    for (int r = 0; r < kGroup; ++r) change[r] = (value[r] - seen[r]) * h.beta[t];
+    for (int r = 0; r < kGroup; ++r) fresh[r] = (value[r] - decay * seen[r]) * h.beta[t];
+    for (int r = 0; r < kGroup; ++r) change[r] = fresh[r];
   }
+
+  // Reads the rows of a group before any token, for their dot products; widens 16-bit rows into their copies.
+  template <Work work>
+  struct Reader {
+    const Row row;
+    const bool widen;
+    const Group<const float, Lanes> before;
+    const Group<const S, Lanes> narrow;
+    const Group<float, Lanes> copy;
+    const float* const with;
+
+    Reader(const Head& h, int64_t r0)
+        : row(h),
+          widen(kWiden && (work != Work::blocks || h.source)),
+          before(rows_before<work>(h, 0, r0)),
+          narrow(static_cast<const S*>(h.source), r0, h.dv, h.dk),
+          copy(copies<float, work>(h, r0)),
+          with(seen_with(h, 0)) {}
+
+    [[gnu::always_inline]] V add(V sum, int r, int64_t j) const {
+      const V x = widen ? row.load(narrow[r], j) : row.load(before[r], j);
+      if (widen) I::store(copy[r] + j * I::W, x);
+      return I::fma(x, I::load(with + j * I::W), sum);
+    }
+
+    // `count` vectors of row r from `first`, an even one, on.
+    [[gnu::always_inline]] void add(Dot& dot, int r, int64_t first, int64_t count) const {
+      for (int64_t j = first; j + 2 <= first + count; j += 2) {
+        dot.even = add(dot.even, r, j);
+        dot.odd = add(dot.odd, r, j + 1);
+      }
+      if (count % 2) dot.even = add(dot.even, r, first + count - 1);
+    }
+  };
 
   // The first two groups' dot products, which no pass before them could compute.
   static void start(const Head& h, int64_t r0, float* change) {
-    const int64_t full = Lanes ? Lanes / I::W : h.dk / I::W;
-    const int tail = Lanes ? 0 : static_cast<int>(h.dk % I::W);
-    const bool widen = kWiden && h.source;
-    const Group<const S, Lanes> narrow(static_cast<const S*>(h.source), r0, h.dv, h.dk);
-    const Group<const float, Lanes> before = rows_before<Work::blocks>(h, 0, r0);
-    const Group<float, Lanes> copy = copies<float, Work::blocks>(h, r0);
+    const Reader<Work::blocks> reader(h, r0);
     V dot[kGroup];
     for (int r = 0; r < kGroup; ++r) {
-      dot[r] = I::zero();
-      for (int64_t j = 0; j < full + (tail != 0); ++j) {
-        const V x = widen ? load_at<I>(narrow[r], j, full, tail) : load_at<I>(before[r], j, full, tail);
-        if (widen) I::store(copy[r] + j * I::W, x);
-        dot[r] = I::fma(x, I::load(h.decayed + j * I::W), dot[r]);
-      }
+      Dot sum;
+      reader.add(sum, r, 0, reader.row.vectors);
+      dot[r] = sum.sum();
     }
     change_of(h, 0, r0, dot, change);
   }
 
   // One token of one group. change: what the token adds; becomes that of the pass after the next one.
-  // stored: a slot takes the rows after the token.
-  template <Next next, bool stored, Work work>
+  template <Next next, Slot to, Work work>
   static void pass(const Head& h, int t, int64_t r0, float* change) {
-    const int64_t full = Lanes ? Lanes / I::W : h.dk / I::W;
-    const int tail = Lanes ? 0 : static_cast<int>(h.dk % I::W);
-    const int64_t after = r0 + 2 * kGroup < h.dv ? r0 + 2 * kGroup : r0;  // at the end: dot products that nobody reads
-    const int next_t = next == Next::token ? t + 1 : 0;
-    const bool from_pool = work != Work::blocks || h.source;
-    const bool widen = kWiden && from_pool;
-    const bool keep = next == Next::token ? kWiden || !stored : work == Work::blocks && h.keep;
-    const bool fetch_slot = stored && work != Work::decode && h.slots[t] != h.source;
-
-    const Group<const float, Lanes> before = rows_before<work>(h, t, r0), next_before = rows_before<work>(h, 0, after);
-    const Group<const S, Lanes> next_narrow(static_cast<const S*>(h.source), after, h.dv, h.dk);
-    const Group<float, Lanes> copy = copies<float, work>(h, r0), next_copy = copies<float, work>(h, after);
+    const Row row(h);
+    const bool keep = next == Next::token ? kWiden || to == Slot::none : work == Work::blocks && h.keep;
+    const Group<const float, Lanes> before = rows_before<work>(h, t, r0);
+    const Group<float, Lanes> copy = copies<float, work>(h, r0);
     const Group<S, Lanes> slot(static_cast<S*>(h.slots[t]), r0, h.dv, h.dk);
     const float* const key = h.key + t * h.stride;
     const float* const query = h.query + t * h.stride;
     const float* const lane_decay = h.decay + t * h.stride;
-    const float* const next_decayed = h.decayed + next_t * h.stride;
-
-    const V zero = I::zero();
     const V d[kGroup] = {I::set1(change[0]), I::set1(change[1]), I::set1(change[2]), I::set1(change[3])};
-    V dot[kGroup] = {zero, zero, zero, zero}, out[kGroup] = {zero, zero, zero, zero};
-    V decay = VectorDecay ? I::zero() : I::set1(h.decay[t]);
-    for (int64_t j = 0; j < full + (tail != 0); ++j) {
+    const V decay = VectorDecay ? I::zero() : I::set1(h.decay[t]);
+    V out[kGroup] = {I::zero(), I::zero(), I::zero(), I::zero()}, dot[kGroup];
+
+    // x: the rows after the token, at j. All are read before any is written: the last of a group may be one several times.
+    const auto update = [&](int64_t j, V* x) __attribute__((always_inline)) {
+      if (to == Slot::other) fetch_ahead<I>(slot, kSlotAheadBytes, j);
       const V k = I::load(key + j * I::W);
       const V q = I::load(query + j * I::W);
-      const V kd = I::load(next_decayed + j * I::W);
-      if (VectorDecay) decay = I::load(lane_decay + j * I::W);
-      if (next == Next::group && from_pool) fetch_ahead<I>(next_narrow, j);
-      if (fetch_slot) fetch_ahead<I>(slot, j);
-      
-      V x[kGroup];
-      // All rows are read before any is written: the last rows of a group may be one row several times.
-      for (int r = 0; r < kGroup; ++r) x[r] = load_at<I>(before[r], j, full, tail);
-      if (next == Next::group) {
-        for (int r = 0; r < kGroup; ++r) {
-          const V y = widen ? load_at<I>(next_narrow[r], j, full, tail) : load_at<I>(next_before[r], j, full, tail);
-          if (widen) I::store(next_copy[r] + j * I::W, y);
-          dot[r] = I::fma(y, kd, dot[r]);
-        }
-      }
+      const V by = VectorDecay ? I::load(lane_decay + j * I::W) : decay;
+      for (int r = 0; r < kGroup; ++r) x[r] = row.load(before[r], j);
       for (int r = 0; r < kGroup; ++r) {
-        x[r] = I::fma(decay, x[r], I::mul(d[r], k));
+        x[r] = I::fma(by, x[r], I::mul(d[r], k));
         out[r] = I::fma(x[r], q, out[r]);
-        if (next == Next::token) dot[r] = I::fma(x[r], kd, dot[r]);
       }
-      if (stored) {
-        for (int r = 0; r < kGroup; ++r) store_at<I>(slot[r], j, full, tail, x[r]);
+      for (int r = 0; r < kGroup && to != Slot::none; ++r) row.store(slot[r], j, x[r]);
+      for (int r = 0; r < kGroup && keep; ++r) I::store(copy[r] + j * I::W, x[r]);
+    };
+
+    if (next == Next::token) {
+      const float* const with = seen_with(h, t + 1);
+      Dot sum[kGroup];
+      for (int64_t j = 0; j < row.vectors; j += 2) {
+        V x[kGroup];
+        update(j, x);
+        for (int r = 0; r < kGroup; ++r) sum[r].even = I::fma(x[r], I::load(with + j * I::W), sum[r].even);
+        if (!Lanes && j + 1 == row.vectors) break;
+        update(j + 1, x);
+        for (int r = 0; r < kGroup; ++r) sum[r].odd = I::fma(x[r], I::load(with + (j + 1) * I::W), sum[r].odd);
       }
-      if (keep) {
-        for (int r = 0; r < kGroup; ++r) I::store(copy[r] + j * I::W, x[r]);
-      }
+      for (int r = 0; r < kGroup; ++r) dot[r] = sum[r].sum();
+      change_of(h, t + 1, r0, dot, change);
     }
-    change_of(h, next_t, next == Next::token ? r0 : after, dot, change);
+    // A row of the group two further on beside a quarter of this one's columns; then what four do not divide.
+    const int64_t quarter = next == Next::group ? row.vectors / kGroup : 0;
+    if (next == Next::group) {
+      const Reader<work> reader(h, r0 + 2 * kGroup);
+      for (int r = 0; r < kGroup; ++r) {
+        Dot sum;
+        for (int64_t j = 0; j < quarter; ++j) {
+          V x[kGroup];
+          if (kWiden || work == Work::decode_near) fetch_ahead<I>(reader.narrow, kReadAheadBytes, r * quarter + j);
+          reader.add(sum, r, j * kGroup, kGroup);
+          update(r * quarter + j, x);
+        }
+        reader.add(sum, r, quarter * kGroup, row.vectors % kGroup);
+        dot[r] = sum.sum();
+      }
+      change_of(h, 0, r0 + 2 * kGroup, dot, change);
+    }
+    for (int64_t j = quarter * kGroup; next != Next::token && j < row.vectors; ++j) {
+      V x[kGroup];
+      update(j, x);
+    }
     I::sum4(out, h.out + t * h.v_stride + r0);
   }
 
   template <Next next, Work work>
   static void pass(const Head& h, int t, int64_t r0, float* change) {
-    if (h.slots[t]) return pass<next, true, work>(h, t, r0, change);
-    return pass<next, false, work>(h, t, r0, change);
+    if (!h.slots[t]) return pass<next, Slot::none, work>(h, t, r0, change);
+    if (h.slots[t] == h.source) return pass<next, Slot::source, work>(h, t, r0, change);
+    return pass<next, Slot::other, work>(h, t, r0, change);
   }
 
-  static void pass(const Head& h, int t, int64_t r0, float* change) {
+  template <Work work>
+  static void last_token(const Head& h, int t, int64_t r0, float* change) {
+    if (r0 + 2 * kGroup < h.dv) return pass<Next::group, work>(h, t, r0, change);
+    return pass<Next::none, work>(h, t, r0, change);
+  }
+
+  static void token(const Head& h, int t, int64_t r0, float* change) {
     if (t + 1 < h.tokens) return pass<Next::token, Work::call>(h, t, r0, change);
-    if (h.carried) return pass<Next::group, Work::blocks>(h, t, r0, change);
-    return pass<Next::group, Work::call>(h, t, r0, change);
+    if (h.carried) return last_token<Work::blocks>(h, t, r0, change);
+    return last_token<Work::call>(h, t, r0, change);
+  }
+
+  template <Work work>
+  static void decode(const Head& h, float (*change)[kGroup]) {
+    int64_t r0 = 0;
+    for (; r0 + 2 * kGroup < h.dv; r0 += kGroup) pass<Next::group, Slot::source, work>(h, 0, r0, change[r0 / kGroup % 2]);
+    for (; r0 < h.dv; r0 += kGroup) pass<Next::none, Slot::source, work>(h, 0, r0, change[r0 / kGroup % 2]);
   }
 
   static void run(const Head& h) {
     float change[2][kGroup];
     for (int i = 0; i < 2 && i * kGroup < h.dv; ++i) start(h, i * kGroup, change[i]);
     if (h.tokens == 1 && h.source && h.slots[0] == h.source && !h.carried) {
-      for (int64_t r0 = 0; r0 < h.dv; r0 += kGroup) pass<Next::group, true, Work::decode>(h, 0, r0, change[r0 / kGroup % 2]);
-      return;
+      if (h.near) return decode<Work::decode_near>(h, change);
+      return decode<Work::decode>(h, change);
     }
     for (int64_t r0 = 0; r0 < h.dv; r0 += 2 * kGroup) {
       const int groups = r0 + kGroup < h.dv ? 2 : 1;
       for (int t = 0; t < h.tokens; ++t) {
-        for (int i = 0; i < groups; ++i) pass(h, t, r0 + i * kGroup, change[i]);
+        for (int i = 0; i < groups; ++i) token(h, t, r0 + i * kGroup, change[i]);
       }
     }
   }

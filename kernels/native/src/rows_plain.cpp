@@ -91,6 +91,10 @@ struct Plain {
     for (int i = 0; i < W; ++i) r.lane[i] = x;
     return r;
   }
+  static V add(V a, V b) {
+    for (int i = 0; i < W; ++i) a.lane[i] += b.lane[i];
+    return a;
+  }
   static V mul(V a, V b) {
     for (int i = 0; i < W; ++i) a.lane[i] *= b.lane[i];
     return a;
