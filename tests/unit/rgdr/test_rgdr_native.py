@@ -194,6 +194,27 @@ def test_every_accepted_depth_starts_from_its_slot(depth: int) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("pool", ["f32", "f16"])
+def test_a_call_of_many_states_gives_the_bits_of_calls_of_one(pool: str) -> None:
+    """16 or 8 MiB of states in one call: beyond 4 MiB the kernel asks for what it will read, and computes the same."""
+    case = make_case(4, (1,) * 8, nk=16, group=2, dk=128, dv=128, pool=pool)
+    out, state = case.run()
+    alone = case.state.copy()
+    for i in range(8):
+        one = case.with_(
+            query=case.query[i : i + 1],
+            key=case.key[i : i + 1],
+            value=case.value[i : i + 1],
+            beta=case.beta[i : i + 1],
+            g=case.g[i : i + 1],
+            lengths=np.array([1]),
+            indices=case.indices[i : i + 1],
+        )
+        assert out[i].tobytes() == one.run(state=alone)[0].tobytes()
+    assert state.tobytes() == alone.tobytes()
+
+
+@needs_native
 def test_slots_past_two_to_the_31_elements() -> None:
     """4,100 slots of 32*128*128 elements: an offset in 32 bits would reach another slot."""
     shape = (4100, 32, 128, 128)
