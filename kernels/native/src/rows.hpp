@@ -18,7 +18,7 @@ struct Head {
   int64_t dv, dk, stride, v_stride;
   int tokens;
   const float* key;     // [tokens, stride], zero behind dk
-  const float* decayed; // [tokens, stride]: key times decay
+  const float* decayed; // [tokens, stride]: key times decay, where the decay is a vector
   const float* query;   // [tokens, stride]: scaled
   const float* decay;   // [tokens] or, for a vector decay, [tokens, stride]
   const float* value;   // [tokens, v_stride]; where v_stride is a padded dv, the last value is repeated behind dv

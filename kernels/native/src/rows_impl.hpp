@@ -14,28 +14,12 @@ constexpr int64_t kSlotAheadBytes = 4096;  // several slots take rows in turn; e
 constexpr int64_t kLineBytes = 64;
 constexpr int kToSecondCache = 2;  // the compiler's number for it
 
-template <class I, class S>
-inline typename I::V load_at(const S* row, int64_t j, int64_t full, int tail) {
-  if (j < full) return I::load(row + j * I::W);
-  return I::load_part(row + j * I::W, tail);
-}
-
-template <class I, class S>
-inline void store_at(S* row, int64_t j, int64_t full, int tail, typename I::V x) {
-  if (j < full) {
-    I::store(row + j * I::W, x);
-  } else {
-    I::store_part(row + j * I::W, x, tail);
-  }
-}
-
 // The four rows of a group in one array. Lanes: their length when known at compile time (and DV a multiple of four), so that
 // one pointer is enough; else 0. Behind the last row comes the last row again: computed alike several times, stored alike.
 template <class T, int Lanes>
 struct Group {
   T* base;
   Group(T* array, int64_t first, int64_t, int64_t) : base(array ? array + first * Lanes : nullptr) {}
-  explicit operator bool() const { return base != nullptr; }
   T* operator[](int r) const { return base + r * Lanes; }
 };
 
@@ -45,7 +29,6 @@ struct Group<T, 0> {
   Group(T* array, int64_t first, int64_t rows, int64_t stride) {
     for (int r = 0; r < kGroup; ++r) row[r] = array ? array + (first + r < rows ? first + r : rows - 1) * stride : nullptr;
   }
-  explicit operator bool() const { return row[0] != nullptr; }
   T* operator[](int r) const { return row[r]; }
 };
 
@@ -87,11 +70,11 @@ struct HeadKernel {
 
     template <class T>
     V load(const T* row, int64_t j) const {
-      return Lanes ? I::load(row + j * I::W) : load_at<I>(row, j, full, tail);
+      return Lanes || j < full ? I::load(row + j * I::W) : I::load_part(row + j * I::W, tail);
     }
     template <class T>
     void store(T* row, int64_t j, V x) const {
-      Lanes ? I::store(row + j * I::W, x) : store_at<I>(row, j, full, tail, x);
+      Lanes || j < full ? I::store(row + j * I::W, x) : I::store_part(row + j * I::W, x, tail);
     }
   };
 
@@ -124,6 +107,7 @@ struct HeadKernel {
     const float decay = VectorDecay ? 1.0f : h.decay[t];
     float seen[kGroup], fresh[kGroup];
     I::sum4(dot, seen);
+    // All four before the first is stored: the compiler cannot know that `change` and `value` do not overlap.
     for (int r = 0; r < kGroup; ++r) fresh[r] = (value[r] - decay * seen[r]) * h.beta[t];
     for (int r = 0; r < kGroup; ++r) change[r] = fresh[r];
   }
