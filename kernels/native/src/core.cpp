@@ -17,6 +17,16 @@ constexpr int kBlock = 32;
 // What lies in a processor's last cache but not in its second one, roughly, on any machine of today.
 constexpr int64_t kNearFromBytes = int64_t{4} << 20, kNearUpToBytes = int64_t{32} << 20;
 
+// What was measured (kernels/README.md): Intel's processors want to be asked always, AMD's only where the states of a call lie
+// in the last cache.
+Ahead best_ahead(int64_t states_bytes) {
+#ifdef QWEN_NPU_X86
+  static const bool intel = __builtin_cpu_is("intel");
+  if (intel) return Ahead::first_cache;
+#endif
+  return states_bytes >= kNearFromBytes && states_bytes <= kNearUpToBytes ? Ahead::second_cache : Ahead::none;
+}
+
 const RowKernels* best_rows() {
 #ifdef QWEN_NPU_X86
   __builtin_cpu_init();
@@ -100,8 +110,7 @@ void run_one(const Call& c, int64_t task) {
   void* slots[kBlock];
   Head head;
   head.carried = blocks ? carried : nullptr;
-  const int64_t states_bytes = c.sequences * c.nv * head_elements * size_of(c.state);
-  head.near = states_bytes >= kNearFromBytes && states_bytes <= kNearUpToBytes;
+  head.ahead = best_ahead(c.sequences * c.nv * head_elements * size_of(c.state));
   head.group = group;
   head.dv = c.dv;
   head.dk = c.dk;

@@ -9,10 +9,13 @@ constexpr int kGroup = 4;        // rows handled together: their dot products ar
 constexpr int kCopiedRows = 4 * kGroup;  // of scratch: a group, its neighbour, and the two they read ahead
 constexpr int kLaneAlign = 16;   // row strides of scratch are a multiple of the widest vector
 
+// Into which cache the f32 rows of a decode step, or of a call's slots, are asked for before they are read.
+enum class Ahead { none, first_cache, second_cache };
+
 struct Head {
   const void* source;   // [dv, dk] of the state dtype; null: start from `carried`
   float* carried;       // [dv, stride]: state between blocks of a long sequence; null when one block is all
-  bool near;            // the states of the whole call are few enough for the last cache, and too many for the second
+  Ahead ahead;
   bool keep;            // leave the state in `carried` for the next block
   float* group;         // [2 * kGroup, stride] scratch: two row groups in f32
   int64_t dv, dk, stride, v_stride;

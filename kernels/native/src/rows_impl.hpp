@@ -7,12 +7,13 @@
 //
 // A group is first read for its dot products, row after row: memory is read in its own order, which processors see and run
 // ahead of by themselves. The update goes over the four rows side by side, long after they have arrived. Asking ahead pays for
-// 16-bit rows, for slots that are only written, and where the states of a call lie in the last cache.
+// 16-bit rows, for slots that are only written, and for other rows where `Head::ahead` says so.
 
-constexpr int64_t kReadAheadBytes = 32768;
-constexpr int64_t kSlotAheadBytes = 4096;  // several slots take rows in turn; each asks for little
 constexpr int64_t kLineBytes = 64;
-constexpr int kToSecondCache = 2;  // the compiler's number for it
+
+// How far ahead. Several slots take rows in turn; each asks for little.
+constexpr int64_t read_ahead_bytes(Ahead ahead) { return ahead == Ahead::first_cache ? 2048 : 32768; }
+constexpr int64_t slot_ahead_bytes(Ahead ahead) { return ahead == Ahead::first_cache ? 2048 : 4096; }
 
 // The four rows of a group in one array. Lanes: their length when known at compile time (and DV a multiple of four), so that
 // one pointer is enough; else 0. Behind the last row comes the last row again: computed alike several times, stored alike.
@@ -33,12 +34,13 @@ struct Group<T, 0> {
 };
 
 // Asks for a part of what lies further on in the pool than the group, so that a pass asks for as much as it handles.
-template <class I, class T, int Lanes>
+template <class I, Ahead ahead, class T, int Lanes>
 inline void fetch_ahead(const Group<T, Lanes>& group, int64_t ahead_bytes, int64_t j) {
-  if (!Lanes) return;
+  if (!Lanes || ahead == Ahead::none) return;
   constexpr int64_t part_bytes = kGroup * I::W * sizeof(T);
+  constexpr int locality = ahead == Ahead::first_cache ? 3 : 2;  // the compiler's numbers for the caches
   const char* const part = reinterpret_cast<const char*>(group[0]) + ahead_bytes + j * part_bytes;
-  for (int64_t byte = 0; byte < part_bytes; byte += kLineBytes) __builtin_prefetch(part + byte, 0, kToSecondCache);
+  for (int64_t byte = 0; byte < part_bytes; byte += kLineBytes) __builtin_prefetch(part + byte, 0, locality);
 }
 
 // Whose dot products a pass computes: of its own rows after this token, of the group two further on before any, nobody's.
@@ -47,11 +49,9 @@ enum class Next { token, group, none };
 // Where the rows go after the token: nowhere, back to the slot they were first read from, to another one.
 enum class Slot { none, source, other };
 
-// decode: one token, the state stays in its slot; decode_near: the same, its states lie in the last cache. call: tokens from
-// slots to slots. blocks: of a long sequence, whose state may come from the block before and go on to the next. What is known
-// when compiled is not asked for every group.
-enum class Work { decode, decode_near, call, blocks };
-constexpr bool in_place(Work work) { return work == Work::decode || work == Work::decode_near; }
+// decode: one token, the state stays in its slot. call: tokens from slots to slots. blocks: of a long sequence, whose state may
+// come from the block before and go on to the next. What is known when compiled is not asked for every group.
+enum class Work { decode, call, blocks };
 
 template <class I, class S, bool VectorDecay, int Lanes>
 struct HeadKernel {
@@ -87,14 +87,14 @@ struct HeadKernel {
   // Copies in f32: of 16-bit rows, and of rows between tokens that no slot keeps unrounded.
   template <class T, Work work>
   static Group<T, Lanes> copies(const Head& h, int64_t r0) {
-    if (!in_place(work) && h.carried) return {h.carried, r0, h.dv, h.stride};
+    if (work != Work::decode && h.carried) return {h.carried, r0, h.dv, h.stride};
     return {h.group, r0 % kCopiedRows, kCopiedRows, h.stride};
   }
 
   template <Work work>
   static Group<const float, Lanes> rows_before(const Head& h, int t, int64_t r0) {
     const void* const slot = t == 0 ? h.source : h.slots[t - 1];
-    if (kWiden || (!in_place(work) && !slot)) return copies<const float, work>(h, r0);
+    if (kWiden || (work != Work::decode && !slot)) return copies<const float, work>(h, r0);
     return {static_cast<const float*>(slot), r0, h.dv, h.dk};
   }
 
@@ -159,8 +159,9 @@ struct HeadKernel {
   }
 
   // One token of one group. change: what the token adds; becomes that of the pass after the next one.
-  template <Next next, Slot to, Work work>
+  template <Next next, Slot to, Work work, Ahead ahead>
   static void pass(const Head& h, int t, int64_t r0, float* change) {
+    constexpr Ahead into = ahead == Ahead::none ? Ahead::second_cache : ahead;  // where rows are asked for anyway
     const Row row(h);
     const bool keep = next == Next::token ? kWiden || to == Slot::none : work == Work::blocks && h.keep;
     const Group<const float, Lanes> before = rows_before<work>(h, t, r0);
@@ -175,7 +176,7 @@ struct HeadKernel {
 
     // x: the rows after the token, at j. All are read before any is written: the last of a group may be one several times.
     const auto update = [&](int64_t j, V* x) __attribute__((always_inline)) {
-      if (to == Slot::other) fetch_ahead<I>(slot, kSlotAheadBytes, j);
+      if (to == Slot::other) fetch_ahead<I, into>(slot, slot_ahead_bytes(into), j);
       const V k = I::load(key + j * I::W);
       const V q = I::load(query + j * I::W);
       const V by = VectorDecay ? I::load(lane_decay + j * I::W) : decay;
@@ -205,12 +206,13 @@ struct HeadKernel {
     // A row of the group two further on beside a quarter of this one's columns; then what four do not divide.
     const int64_t quarter = next == Next::group ? row.vectors / kGroup : 0;
     if (next == Next::group) {
+      constexpr Ahead rows_into = kWiden ? Ahead::second_cache : ahead;
       const Reader<work> reader(h, r0 + 2 * kGroup);
       for (int r = 0; r < kGroup; ++r) {
         Dot sum;
         for (int64_t j = 0; j < quarter; ++j) {
           V x[kGroup];
-          if (kWiden || work == Work::decode_near) fetch_ahead<I>(reader.narrow, kReadAheadBytes, r * quarter + j);
+          fetch_ahead<I, rows_into>(reader.narrow, read_ahead_bytes(rows_into), r * quarter + j);
           reader.add(sum, r, j * kGroup, kGroup);
           update(r * quarter + j, x);
         }
@@ -226,45 +228,49 @@ struct HeadKernel {
     I::sum4(out, h.out + t * h.v_stride + r0);
   }
 
-  template <Next next, Work work>
+  template <Next next, Work work, Ahead ahead>
   static void pass(const Head& h, int t, int64_t r0, float* change) {
-    if (!h.slots[t]) return pass<next, Slot::none, work>(h, t, r0, change);
-    if (h.slots[t] == h.source) return pass<next, Slot::source, work>(h, t, r0, change);
-    return pass<next, Slot::other, work>(h, t, r0, change);
+    if (!h.slots[t]) return pass<next, Slot::none, work, ahead>(h, t, r0, change);
+    if (h.slots[t] == h.source) return pass<next, Slot::source, work, ahead>(h, t, r0, change);
+    return pass<next, Slot::other, work, ahead>(h, t, r0, change);
   }
 
-  template <Work work>
-  static void last_token(const Head& h, int t, int64_t r0, float* change) {
-    if (r0 + 2 * kGroup < h.dv) return pass<Next::group, work>(h, t, r0, change);
-    return pass<Next::none, work>(h, t, r0, change);
-  }
-
+  template <Work work, Ahead ahead>
   static void token(const Head& h, int t, int64_t r0, float* change) {
-    if (t + 1 < h.tokens) return pass<Next::token, Work::call>(h, t, r0, change);
-    if (h.carried) return last_token<Work::blocks>(h, t, r0, change);
-    return last_token<Work::call>(h, t, r0, change);
+    if (t + 1 < h.tokens) return pass<Next::token, Work::call, ahead>(h, t, r0, change);
+    if (r0 + 2 * kGroup < h.dv) return pass<Next::group, work, ahead>(h, t, r0, change);
+    return pass<Next::none, work, ahead>(h, t, r0, change);
   }
 
-  template <Work work>
+  template <Work work, Ahead ahead = Ahead::none>
+  static void tokens(const Head& h, float (*change)[kGroup]) {
+    for (int64_t r0 = 0; r0 < h.dv; r0 += 2 * kGroup) {
+      const int groups = r0 + kGroup < h.dv ? 2 : 1;
+      for (int t = 0; t < h.tokens; ++t) {
+        for (int i = 0; i < groups; ++i) token<work, ahead>(h, t, r0 + i * kGroup, change[i]);
+      }
+    }
+  }
+
+  template <Ahead ahead>
   static void decode(const Head& h, float (*change)[kGroup]) {
+    constexpr Slot to = Slot::source;
     int64_t r0 = 0;
-    for (; r0 + 2 * kGroup < h.dv; r0 += kGroup) pass<Next::group, Slot::source, work>(h, 0, r0, change[r0 / kGroup % 2]);
-    for (; r0 < h.dv; r0 += kGroup) pass<Next::none, Slot::source, work>(h, 0, r0, change[r0 / kGroup % 2]);
+    for (; r0 + 2 * kGroup < h.dv; r0 += kGroup) pass<Next::group, to, Work::decode, ahead>(h, 0, r0, change[r0 / kGroup % 2]);
+    for (; r0 < h.dv; r0 += kGroup) pass<Next::none, to, Work::decode, Ahead::none>(h, 0, r0, change[r0 / kGroup % 2]);
   }
 
   static void run(const Head& h) {
     float change[2][kGroup];
     for (int i = 0; i < 2 && i * kGroup < h.dv; ++i) start(h, i * kGroup, change[i]);
-    if (h.tokens == 1 && h.source && h.slots[0] == h.source && !h.carried) {
-      if (h.near) return decode<Work::decode_near>(h, change);
-      return decode<Work::decode>(h, change);
+    if (h.carried) return tokens<Work::blocks>(h, change);
+    if (h.tokens > 1 || h.slots[0] != h.source) {
+      if (h.ahead == Ahead::first_cache) return tokens<Work::call, Ahead::first_cache>(h, change);
+      return tokens<Work::call>(h, change);
     }
-    for (int64_t r0 = 0; r0 < h.dv; r0 += 2 * kGroup) {
-      const int groups = r0 + kGroup < h.dv ? 2 : 1;
-      for (int t = 0; t < h.tokens; ++t) {
-        for (int i = 0; i < groups; ++i) token(h, t, r0 + i * kGroup, change[i]);
-      }
-    }
+    if (h.ahead == Ahead::first_cache) return decode<Ahead::first_cache>(h, change);
+    if (h.ahead == Ahead::second_cache) return decode<Ahead::second_cache>(h, change);
+    return decode<Ahead::none>(h, change);
   }
 };
 

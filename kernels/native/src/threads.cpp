@@ -27,6 +27,9 @@ constexpr auto kLinger = std::chrono::microseconds(100);  // how long a worker s
 
 // A job is open while the caller still hands out tasks. Workers join an open job by raising `word`; the caller closes it
 // and waits only for those that joined, so a worker that was slow to wake up is never waited for.
+//
+// Each member begins with its own share of the tasks, the same in every call of this size: what it left in its processor's
+// cache is there again.
 class Pool {
  public:
   void run(int64_t tasks, int threads, TaskBody body, void* context) {
@@ -43,15 +46,17 @@ class Pool {
     }
     body_ = body;
     context_ = context;
-    tasks_ = tasks;
+    for (int i = 0; i < threads; ++i) {
+      shares_[i].next.store(tasks * i / threads, std::memory_order_relaxed);
+      shares_[i].end = tasks * (i + 1) / threads;
+    }
     helpers_.store(threads - 1, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
     word_.fetch_or(kOpen, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
       { std::lock_guard<std::mutex> lock(sleep_); }
       wake_.notify_all();
     }
-    drain();
+    drain(0);
     word_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int spins = 0; word_.load(std::memory_order_acquire) != 0; ++spins) {
       relax();
@@ -62,11 +67,21 @@ class Pool {
  private:
   static constexpr uint32_t kOpen = 0x80000000u;
 
-  void drain() {
-    for (;;) {
-      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= tasks_) return;
-      body_(context_, i);
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+
+  // Takes the tasks of its own share, then what is left of the others'.
+  void drain(int member) {
+    const int members = helpers_.load(std::memory_order_relaxed) + 1;
+    for (int turn = 0; turn < members; ++turn) {
+      Share& share = shares_[(member + turn) % members];
+      for (;;) {
+        const int64_t i = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= share.end) break;
+        body_(context_, i);
+      }
     }
   }
 
@@ -75,7 +90,7 @@ class Pool {
     while (seen & kOpen) {
       if (word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) {
         // The job's fields may be read now: the caller waits for us.
-        if (id < helpers_.load(std::memory_order_relaxed) && next_.load(std::memory_order_relaxed) < tasks_) return true;
+        if (id < helpers_.load(std::memory_order_relaxed)) return true;
         leave();
         return false;
       }
@@ -89,7 +104,7 @@ class Pool {
     auto idle_since = std::chrono::steady_clock::now();
     for (;;) {
       if ((word_.load(std::memory_order_relaxed) & kOpen) && join(id)) {
-        drain();
+        drain(id + 1);
         leave();
         idle_since = std::chrono::steady_clock::now();
         continue;
@@ -109,8 +124,7 @@ class Pool {
   int workers_ = 0;
   TaskBody body_ = nullptr;
   void* context_ = nullptr;
-  int64_t tasks_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};
+  Share shares_[kMaxWorkers + 1];
   alignas(64) std::atomic<uint32_t> word_{0};
   std::atomic<int> helpers_{0};
   alignas(64) std::atomic<int> sleepers_{0};
