@@ -26,7 +26,8 @@ class PromptLookup:
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
-        self._lengths = range(longest, shortest - 1, -1)
+        self._longest = longest
+        self._lengths = tuple(range(longest, shortest - 1, -1))
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
         self._last: list[tuple[int, ...]] = []  # the n-grams that end at the last token, longest first
@@ -39,7 +40,8 @@ class PromptLookup:
             for words in self._last:
                 self._after[words] = end
             known.append(int(token))
-            self._last = [tuple(known[-length:]) for length in self._lengths if length <= end + 1]
+            tail = tuple(known[-self._longest :])
+            self._last = [tail[-length:] for length in self._lengths if length <= len(tail)]
 
     def draft(self, limit_tokens: int) -> list[int]:
         if limit_tokens <= 0:

@@ -108,7 +108,7 @@ class SpeculativeGroup:
     @property
     def members(self) -> tuple[Member, ...]:
         """The sequences of the group, by row."""
-        return tuple(member for member in self._rows if member is not None)
+        return tuple([member for member in self._rows if member is not None])
 
     @property
     def tokens(self) -> int:
@@ -206,12 +206,10 @@ class SpeculativeGroup:
         Raises:
             UsageError: no member is active.
         """
+        for member in self.members:
+            if member.chooser.stop:
+                self.leave(member)
         active = self.members
-        if any(member.chooser.stop for member in active):
-            for member in active:
-                if member.chooser.stop:
-                    self.leave(member)
-            active = self.members
         if not active:
             raise UsageError("no sequence of the group is active", expected="a member that has not ended")
         self._listen()

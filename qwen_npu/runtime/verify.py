@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,37 +17,23 @@ from qwen_npu.runtime.stages import StageModel, open_stage
 from qwen_npu.runtime.states import StateArrays
 
 
-class _Seat(NamedTuple):
-    """What stays the same while a sequence has its row: its slots, and its positions [4, L] but for the past tokens."""
-
-    slots: Sequence[int]
-    delta: int
-    offsets: np.ndarray
-
-
 class VerifyFeed:
     """The integer inputs of one verify graph, written in place before each call: wrapped once, seen by every
     predict."""
 
     def __init__(self, context: RunContext, model: StageModel, mask: Tensor) -> None:
-        ids, _, positions, lengths, slots, accepted = model.inputs[:6]
-        self._ids = np.zeros(ids.shape, ids.dtype)
-        self._positions = np.zeros(positions.shape, positions.dtype)
-        self._slots = np.zeros(slots.shape, slots.dtype)
-        self._accepted = np.ones(accepted.shape, accepted.dtype)
-        self._steps = np.arange(ids.shape[1], dtype=positions.dtype)
-        self._by_row = [self._positions[:, row] for row in range(ids.shape[0])]
-        self._seats: list[_Seat | None] = [None] * ids.shape[0]
-        arrays = (
-            (self._ids, ids),
-            (None, None),
-            (self._positions, positions),
-            (np.full(lengths.shape, ids.shape[1], lengths.dtype), lengths),
-            (self._slots, slots),
-            (self._accepted, accepted),
-        )
+        ids, _, positions, lengths, slots, accepted = (np.zeros(info.shape, info.dtype) for info in model.inputs[:6])
+        self._sequences, self._length = ids.shape
+        lengths[:] = self._length
+        accepted[:] = 1
+        # numbers are put in one by one: views of memory take them faster than arrays
+        self._ids, self._positions, self._accepted = (x.reshape(-1).data for x in (ids, positions, accepted))
+        self._slots = slots
+        self._slots_of: list[Sequence[int]] = [()] * self._sequences
+        arrays = (ids, None, positions, lengths, slots, accepted)
         self.tensors = [
-            mask if array is None or info is None else _wrapped(context, array, info) for array, info in arrays
+            mask if array is None else _wrapped(context, array, info)
+            for array, info in zip(arrays, model.inputs, strict=False)
         ]
 
     def row(
@@ -56,22 +41,22 @@ class VerifyFeed:
     ) -> None:
         """`fed` is the certain token and its drafts; whatever is fed behind them is written behind the accepted token,
         unread."""
-        seat = self._seats[row]
-        if seat is None or seat.slots != slots or seat.delta != delta:
-            self._slots[row] = slots
-            seat = self._seats[row] = _Seat(slots, delta, np.array([0, delta, delta, delta])[:, None] + self._steps)
-        for column, token in enumerate(fed):
-            self._ids[row, column] = token
-        np.add(seat.offsets, past_tokens, out=self._by_row[row])
+        if self._slots_of[row] != slots:
+            self._slots[row] = self._slots_of[row] = slots
+        first, plane = row * self._length, self._sequences * self._length
+        for place, token in enumerate(fed, first):
+            self._ids[place] = token
+        for place, position in enumerate(range(past_tokens, past_tokens + self._length), first):
+            self._positions[place] = position
+            position += delta
+            self._positions[plane + place] = position
+            self._positions[2 * plane + place] = position
+            self._positions[3 * plane + place] = position
         self._accepted[row] = accepted
 
     def empty_row(self, row: int, slots: Sequence[int]) -> None:
         """A row without a sequence: it writes to slots that nobody owns, and nobody reads its result."""
-        self._seats[row] = None
-        self._ids[row] = 0
-        self._positions[:, row] = self._steps
-        self._slots[row] = slots
-        self._accepted[row] = 1
+        self.row(row, [0] * self._length, 0, 0, slots, 1)
 
 
 class VerifyGraphs:

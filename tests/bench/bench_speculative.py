@@ -1,6 +1,8 @@
 """What speculation costs and gains on the tiny model, as ratios in one process (CPU time, medians of pairs).
 
-Steps are compared in blocks that alternate between the two sessions, so that both meet the same machine.
+Steps are compared in blocks of the two sessions in the order A B B A, since whoever takes over finds the other's
+weights in the cache; and once with either opened first, since the place that its weights get in memory is worth a
+tenth.
 
     python -m tests.bench.bench_speculative
 
@@ -14,9 +16,10 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 from qwen_npu.bundle import open_bundle
-from qwen_npu.runtime.drafts import ScriptedDrafter
+from qwen_npu.runtime.drafts import Drafter, PromptLookup, ScriptedDrafter
 from qwen_npu.runtime.session import Session
 
 PAIRS = 9
@@ -37,25 +40,25 @@ REPEATING = (
 DRAFTS = 7
 
 
-def step_ratios(session: Session, plain: Session, prompt: str, **options: object) -> list[float]:
-    """CPU time of a block of steps of `session` by that of a block of `plain`, both decoding the prompt in turns."""
-    ours = session.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True, **options)
-    theirs = plain.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True)
-    for generation in (ours, theirs):
-        while next(generation).step < 1:  # the first steps open graphs
-            pass
-    ratios = []
-    for pair in range((TOKENS - 10) // STEPS_A_BLOCK):
-        spent = {}
-        for generation in (ours, theirs) if pair % 2 else (theirs, ours):
-            start = time.process_time()
-            for _ in range(STEPS_A_BLOCK):
-                next(generation)
-            spent[generation] = time.process_time() - start
-        ratios.append(spent[ours] / spent[theirs])
-    ours.close()
-    theirs.close()
-    return ratios
+def step_ratio(session: Session, plain: Session, prompt: str, drafter: Callable[[], Drafter]) -> float:
+    """CPU time of a step of `session` by that of one of `plain`, both decoding the prompt in turns."""
+    spent = {session: 0.0, plain: 0.0}
+    for order in ((session, plain), (plain, session)):
+        running = {}
+        for one in order:
+            options = {"drafter": drafter()} if one is session else {}
+            running[one] = one.stream(prompt, max_new_tokens=TOKENS, ignore_eos=True, **options)
+            while next(running[one]).step < 1:  # the first steps open graphs
+                pass
+        for _ in range((TOKENS - 10) // (2 * STEPS_A_BLOCK)):
+            for one in (*order, *reversed(order)):
+                start = time.process_time()
+                for _ in range(STEPS_A_BLOCK):
+                    next(running[one])
+                spent[one] += time.process_time() - start
+        for one in order:
+            running[one].close()
+    return spent[session] / spent[plain]
 
 
 def cpu_ms(session: Session, prompt: str, tokens: int, **options: object) -> tuple[float, int, int]:
@@ -76,19 +79,11 @@ def per_token_ms(session: Session, prompt: str, tokens: int, **options: object) 
     return step_ms * steps / made
 
 
-class Silent:
+class Silent(PromptLookup):
     """A drafter that is asked and never finds anything, at the cost of looking."""
 
-    def __init__(self) -> None:
-        from qwen_npu.runtime.drafts import PromptLookup
-
-        self._lookup = PromptLookup()
-
-    def extend(self, tokens) -> None:
-        self._lookup.extend(tokens)
-
     def draft(self, limit_tokens: int) -> list[int]:
-        self._lookup.draft(limit_tokens)
+        super().draft(limit_tokens)
         return []
 
 
@@ -98,13 +93,16 @@ def main() -> int:
     drafting = Session(bundle, driver="emulator", speculate=3)
     looking = Session(bundle, driver="emulator", speculate=DRAFTS)
     answer = plain.generate(REPEATING[0], max_new_tokens=TOKENS, ignore_eos=True).tokens
+
+    def wrong() -> Drafter:
+        return ScriptedDrafter(answer, right=lambda call: 0, wrong=lambda token: (token + 1) % 256)
+
     ratios: dict[str, list[float]] = {name: [] for name in BOUNDS}
     verify, repeating, silent = BOUNDS
     yields = []
     for _ in range(PAIRS):
-        wrong = ScriptedDrafter(answer, right=lambda call: 0, wrong=lambda token: (token + 1) % 256)
-        ratios[verify] += step_ratios(drafting, plain, REPEATING[0], drafter=wrong)
-        ratios[silent] += step_ratios(looking, plain, REPEATING[0], drafter=Silent())
+        ratios[verify].append(step_ratio(drafting, plain, REPEATING[0], wrong))
+        ratios[silent].append(step_ratio(looking, plain, REPEATING[0], Silent))
         for prompt in REPEATING:
             plain_ms = per_token_ms(plain, prompt, TOKENS)
             step_ms, made, steps = cpu_ms(looking, prompt, TOKENS)
