@@ -206,7 +206,7 @@ struct HeadKernel {
     // A row of the group two further on beside a quarter of this one's columns; then what four do not divide.
     const int64_t quarter = next == Next::group ? row.vectors / kGroup : 0;
     if (next == Next::group) {
-      constexpr Ahead rows_into = kWiden ? Ahead::second_cache : ahead;
+      constexpr Ahead rows_into = kWiden ? into : ahead;
       const Reader<work> reader(h, r0 + 2 * kGroup);
       for (int r = 0; r < kGroup; ++r) {
         Dot sum;
