@@ -9,7 +9,8 @@ constexpr int kGroup = 4;        // rows handled together: their dot products ar
 constexpr int kCopiedRows = 4 * kGroup;  // of scratch: a group, its neighbour, and the two they read ahead
 constexpr int kLaneAlign = 16;   // row strides of scratch are a multiple of the widest vector
 
-// Into which cache the f32 rows of a decode step, or of a call's slots, are asked for before they are read.
+// Into which cache rows are asked for long before they are read. none: the processor finds f32 rows by itself; 16-bit rows and
+// slots that are only written are asked for into the second cache even so.
 enum class Ahead { none, first_cache, second_cache };
 
 struct Head {
