@@ -29,7 +29,6 @@ class VerifyFeed:
         # numbers are put in one by one: views of memory take them faster than arrays
         self._ids, self._positions, self._accepted = (x.reshape(-1).data for x in (ids, positions, accepted))
         self._slots = slots
-        self._slots_of: list[Sequence[int]] = [()] * self._sequences
         arrays = (ids, None, positions, lengths, slots, accepted)
         self.tensors = [
             mask if array is None else _wrapped(context, array, info)
@@ -41,8 +40,7 @@ class VerifyFeed:
     ) -> None:
         """`fed` is the certain token and its drafts; whatever is fed behind them is written behind the accepted token,
         unread."""
-        if self._slots_of[row] != slots:
-            self._slots[row] = self._slots_of[row] = slots
+        self._slots[row] = slots
         first, plane = row * self._length, self._sequences * self._length
         for place, token in enumerate(fed, first):
             self._ids[place] = token
